@@ -1,0 +1,5 @@
+"""`python -m queen_pg`: the same as the command `queen-pg`."""
+
+from queen_pg.cli import main
+
+main()

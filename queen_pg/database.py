@@ -1,0 +1,303 @@
+"""The one door to PostgreSQL: pools, calls, the translation of errors, and the retry of steps.
+
+Every state change runs through `Database.step`, the only place that chooses SERIALIZABLE, and is
+repeated by `Database.retry`, the only place that knows what a lost race is worth. A call is one
+statement in a transaction of its own, so it costs one round trip. Nothing here reads a message
+text: an error is what its SQLSTATE says.
+"""
+
+import asyncio
+import contextlib
+import random
+import secrets
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+import msgspec
+
+from queen_pg.config import Settings
+from queen_pg.errors import (
+    BadRequest,
+    Conflict,
+    DuplicateMessage,
+    Internal,
+    NameTooLong,
+    NotFound,
+    PayloadTooLarge,
+    QueenError,
+    Refused,
+    Signal,
+    Stale,
+    StorageFull,
+    Unavailable,
+)
+from queen_pg.telemetry import INCIDENTS, STEP_RETRIES, STEP_SECONDS, logger
+
+T = TypeVar("T")
+
+# A call without a deadline of its own gets the wire's default.
+DEFAULT_DEADLINE_SECONDS = 30.0
+# The longest deadline on the wire is 60 s: a statement that outlives it has lost its caller.
+STATEMENT_TIMEOUT_MS = 65_000
+CONNECT_SECONDS = 10.0
+RELEASE_SECONDS = 1.0
+IDLE_CONNECTION_SECONDS = 300.0
+# What is prepared stays prepared: a connection is replaced when it is idle, not when it is busy.
+QUERIES_PER_CONNECTION = 100_000_000
+STATEMENTS_PER_CONNECTION = 1024
+
+FIRST_PAUSE_SECONDS = 0.004
+LONGEST_PAUSE_SECONDS = 0.1
+
+TRANSACTION_ID_INDEX = "messages_transaction_id_key"
+
+_log = logger("database")
+
+
+class Database:
+    """One broker process's connections; a `deadline` is always an instant on the loop's clock."""
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.pg_url is None:
+            raise ValueError("a database needs a URL")
+        self._settings = settings
+        self._url = settings.pg_url
+        self._texts: dict[tuple[str, tuple[str, ...]], str] = {}
+        self._steps: asyncpg.Pool | None = None
+        self._reads: asyncpg.Pool | None = None
+
+    async def start(self) -> None:
+        """Open both pools with a connection each; raise Unavailable if the server is not there."""
+        try:
+            self._steps = await self._pool("serializable")
+            self._reads = await self._pool("read committed")
+        except Exception as error:
+            await self.close()
+            raise translate(error, "start", in_flight=False) from error
+
+    async def close(self) -> None:
+        """Close every connection, waiting a moment for calls that are still running."""
+        for pool in (self._steps, self._reads):
+            if pool is not None:
+                try:
+                    await asyncio.wait_for(pool.close(), CONNECT_SECONDS)
+                except TimeoutError:
+                    pool.terminate()
+        self._steps = self._reads = None
+
+    async def read(
+        self, function: str, /, *, deadline: float | None = None, **arguments: Any
+    ) -> list[asyncpg.Record]:
+        """Call queen.<function> at READ COMMITTED and return its rows."""
+        if deadline is None:
+            deadline = asyncio.get_running_loop().time() + DEFAULT_DEADLINE_SECONDS
+        return await self._call(self._reads, "read_committed", function, deadline, arguments)
+
+    async def step(
+        self, function: str, /, *, deadline: float, **arguments: Any
+    ) -> list[asyncpg.Record]:
+        """Call queen.<function> as one SERIALIZABLE transaction and return its rows.
+
+        Raises Conflict (or DuplicateMessage), Stale or Refused when the transaction was rolled back
+        and should be run again, and a QueenError when it failed for good. After
+        Unavailable("outcome_unknown") and Unavailable("timeout"), and after no other error, the
+        step may have happened.
+        """
+        started = time.perf_counter()
+        try:
+            return await self._call(self._steps, "serializable", function, deadline, arguments)
+        finally:
+            STEP_SECONDS.labels(function).observe(time.perf_counter() - started)
+
+    async def retry(self, name: str, deadline: float, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Run an attempt again for as long as it loses races; then raise Unavailable("retry")."""
+        clock = asyncio.get_running_loop().time
+        longest = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await attempt()
+            except (Conflict, Stale) as signal:
+                STEP_RETRIES.labels(name, signal.sqlstate).inc()
+                pause = random.uniform(longest / 4, longest)
+                if clock() + pause >= deadline:
+                    raise Unavailable("retry", "the step lost every race; try again") from signal
+                await asyncio.sleep(pause)
+                longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
+
+    async def _pool(self, isolation: str) -> asyncpg.Pool:
+        return await asyncpg.create_pool(
+            self._url,
+            reset=_leave_as_it_is,
+            min_size=1,
+            max_size=self._settings.pg_pool_size,
+            max_queries=QUERIES_PER_CONNECTION,
+            max_inactive_connection_lifetime=IDLE_CONNECTION_SECONDS,
+            **connection_options(self._url, isolation, pooler=self._settings.pg_pooler),
+        )
+
+    async def _call(
+        self,
+        pool: asyncpg.Pool | None,
+        isolation: str,
+        function: str,
+        deadline: float,
+        arguments: dict[str, Any],
+    ) -> list[asyncpg.Record]:
+        if pool is None:
+            raise Unavailable("retry", "the connection to the database is closed")
+        text = self._text(function, tuple(arguments))
+        try:
+            async with asyncio.timeout_at(deadline):
+                connection = await pool.acquire()
+        except Exception as error:
+            raise translate(error, function, in_flight=False) from error
+        try:
+            async with asyncio.timeout_at(deadline):
+                rows: list[asyncpg.Record]
+                if not self._settings.pg_pooler:
+                    rows = await connection.fetch(text, *arguments.values())
+                    return rows
+                async with connection.transaction(isolation=isolation):
+                    rows = await connection.fetch(text, *arguments.values())
+                return rows
+        except Exception as error:
+            raise translate(error, function, in_flight=True, changes=pool is self._steps) from error
+        finally:
+            # A connection that cannot be released is closed by the pool; the call's outcome stands.
+            with contextlib.suppress(Exception):
+                await pool.release(connection, timeout=RELEASE_SECONDS)
+
+    def _text(self, function: str, names: tuple[str, ...]) -> str:
+        try:
+            return self._texts[function, names]
+        except KeyError:
+            if not all(name.isidentifier() for name in (function, *names)):
+                raise ValueError(
+                    f"not a name of a function or argument: {function} {names}"
+                ) from None
+            arguments = ", ".join(f"{name} => ${place}" for place, name in enumerate(names, 1))
+            text = f"select * from queen.{function}({arguments})"
+            return self._texts.setdefault((function, names), text)
+
+
+async def _leave_as_it_is(_: asyncpg.Connection) -> None:
+    """Reset nothing on release: our calls leave nothing behind, and a reset is a round trip."""
+
+
+def connection_options(url: str, isolation: str, *, pooler: bool) -> dict[str, Any]:
+    """Return what each connection to a URL is opened with."""
+    query = parse_qs(urlsplit(url).query)
+    options: dict[str, Any] = {"timeout": CONNECT_SECONDS}
+    if "target_session_attrs" not in query:
+        # Of several hosts, the one that takes writes; the others are its replicas.
+        options["target_session_attrs"] = "read-write"
+    if pooler:
+        # Such a pooler gives each transaction another session, and refuses most start parameters.
+        options["statement_cache_size"] = 0
+        options["server_settings"] = {"application_name": "queen-pg", "timezone": "UTC"}
+        return options
+    options["statement_cache_size"] = STATEMENTS_PER_CONNECTION
+    options["max_cached_statement_lifetime"] = 0
+    options["server_settings"] = {
+        "application_name": "queen-pg",
+        "timezone": "UTC",
+        "default_transaction_isolation": isolation,
+        # Compiling a plan costs more than any of our statements takes.
+        "jit": "off",
+        "statement_timeout": str(STATEMENT_TIMEOUT_MS),
+        "idle_in_transaction_session_timeout": str(STATEMENT_TIMEOUT_MS),
+    }
+    return options
+
+
+def translate(
+    error: Exception, function: str, *, in_flight: bool, changes: bool = False
+) -> Exception:
+    """Return the error of ours that a driver's error means.
+
+    `in_flight` says whether the call had been sent, and `changes` whether it changes state: a
+    connection lost under a change leaves its outcome unknown.
+    """
+    if isinstance(error, QueenError | Signal):
+        return error
+    if isinstance(error, TimeoutError):
+        return Unavailable("timeout", "timeout: the database did not answer before the deadline")
+    if isinstance(error, asyncpg.PostgresError) and not _lost(error):
+        return _translate_sqlstate(error, function)
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return Unavailable("no_leader", "no connection to a database that takes writes")
+    if isinstance(error, OSError | ssl.SSLError | asyncpg.InterfaceError | asyncpg.PostgresError):
+        if in_flight and changes:
+            return Unavailable(
+                "outcome_unknown", "the connection was lost; the call may have been carried out"
+            )
+        return Unavailable("retry", "the connection to the database failed; try again")
+    return _incident(error, function, "")
+
+
+def _lost(error: asyncpg.PostgresError) -> bool:
+    """Whether the driver, not the server, is speaking: it found the connection closed."""
+    return isinstance(error, asyncpg.ConnectionDoesNotExistError | asyncpg.ConnectionFailureError)
+
+
+def _translate_sqlstate(error: asyncpg.PostgresError, function: str) -> Exception:
+    sqlstate: str = error.sqlstate
+    message = str(error)
+    match sqlstate:
+        case "QU000":
+            return BadRequest(message, detail=_detail(error))
+        case "QU001":
+            detail = _detail(error)
+            too_long = detail.get("code") == NameTooLong.code
+            return (NameTooLong if too_long else PayloadTooLarge)(message, detail=detail)
+        case "QU100":
+            return NotFound(message, detail=_detail(error))
+        case "QU900":
+            return Stale(message, sqlstate=sqlstate, detail=_detail(error))
+        case "QU901":
+            return Refused(message, sqlstate=sqlstate, detail=_detail(error))
+        case "40001" | "40P01":
+            return Conflict(message, sqlstate=sqlstate)
+        case "23505" if error.constraint_name == TRANSACTION_ID_INDEX:
+            return DuplicateMessage(message, sqlstate=sqlstate)
+        case "23505":
+            return Conflict(message, sqlstate=sqlstate)
+        case "23503":
+            # Only a row that was resolved before BEGIN, and deleted since, can be missing.
+            return Stale(message, sqlstate=sqlstate)
+        case "53100":
+            return StorageFull("the database has no room left")
+        case "54001":
+            return BadRequest("a document is nested too deeply")
+        case "57014" | "55P03":
+            return Unavailable("timeout", "timeout: the database gave the call up")
+        case "25006":
+            return Unavailable("no_leader", "the connection is to a database that takes no writes")
+        case "40003":
+            return Unavailable(
+                "outcome_unknown", "the connection was lost; the call may have been carried out"
+            )
+        case "25P03" | "3D000" | "28000" | "28P01":
+            return Unavailable("retry", "the connection to the database failed; try again")
+    if sqlstate[:2] in ("08", "53") or sqlstate[:4] == "57P0":
+        return Unavailable("retry", "the connection to the database failed; try again")
+    return _incident(error, function, sqlstate)
+
+
+def _detail(error: asyncpg.PostgresError) -> dict[str, Any]:
+    if not error.detail:
+        return {}
+    return msgspec.json.decode(error.detail, type=dict[str, Any])
+
+
+def _incident(error: Exception, function: str, sqlstate: str) -> Internal:
+    incident = secrets.token_hex(6)
+    INCIDENTS.labels(sqlstate).inc()
+    _log.error(
+        "database.incident", incident=incident, function=function, sqlstate=sqlstate, exc_info=error
+    )
+    return Internal(f"internal error, incident {incident}")

@@ -1,0 +1,61 @@
+"""Logging and counters: what the broker tells about itself. Carries no decision."""
+
+import logging
+import sys
+
+import structlog
+from prometheus_client import Counter, Histogram
+
+STEP_RETRIES = Counter(
+    "queen_step_retries",
+    "Steps run again, by function and by the SQLSTATE that rolled them back.",
+    ["function", "sqlstate"],
+)
+STEP_SECONDS = Histogram(
+    "queen_step_seconds",
+    "Seconds that one run of a step took in the database, by function.",
+    ["function"],
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
+)
+INCIDENTS = Counter(
+    "queen_incidents", "Faults of ours: errors answered as `internal`, by SQLSTATE.", ["sqlstate"]
+)
+
+
+def configure_logging(level: str, *, json: bool) -> None:
+    """Send every log line of the process, the libraries' too, to standard error in one form."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    last: list[structlog.typing.Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if json
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # Their chatter at info says nothing that our own lines do not.
+    for name in ("alembic", "httpx", "asyncio", "_granian", "granian"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+
+
+def logger(name: str) -> structlog.stdlib.BoundLogger:
+    """Return the logger of one room of the house."""
+    return structlog.stdlib.get_logger(name)
