@@ -1,0 +1,135 @@
+"""Bring a database up to date: frozen revisions for the tables, then the set of functions.
+
+Both happen in one transaction under an advisory lock, so that many brokers may start at once: the
+first one works, the others wait and find it done. A role with CREATE on the database is enough.
+"""
+
+import io
+from pathlib import Path
+
+import asyncpg
+import msgspec
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from queen_pg import sql
+
+LOCK = int.from_bytes(b"queen-pg")
+CONNECT_SECONDS = 10.0
+
+# What PostgreSQL says when the schema, the table or the function of the state is not there yet.
+NOT_INSTALLED = ("3F000", "42P01", "42883")
+
+
+class NewerDatabase(Exception):
+    """The database was migrated by a later release than this one."""
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a database holds, compared with what this release would install."""
+
+    revision: str | None
+    function_set: str | None
+    head: str
+    known: bool
+
+    @property
+    def current(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.revision == self.head and self.function_set == sql.digest()
+
+
+async def upgrade(url: str) -> State:
+    """Install what is missing and return the state before; raise NewerDatabase for a later one."""
+    before = await state(url)
+    if not before.known:
+        raise NewerDatabase(
+            f"the database is at revision {before.revision}; this release ends at {before.head}"
+        )
+    if before.current:
+        return before
+    engine = create_async_engine(
+        "postgresql+asyncpg://", async_creator=lambda: _connect(url), poolclass=NullPool
+    )
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(_upgrade)
+    finally:
+        await engine.dispose()
+    return before
+
+
+async def state(url: str) -> State:
+    """Ask a database what it holds."""
+    connection = await _connect(url)
+    try:
+        row = await connection.fetchrow(sql.read("reads/state"))
+    except asyncpg.PostgresError as error:
+        if error.sqlstate not in NOT_INSTALLED:
+            raise
+        row = None
+    finally:
+        await connection.close(timeout=CONNECT_SECONDS)
+    return _compare(*row) if row else _compare(None, None)
+
+
+def script(since: str | None = None) -> str:
+    """Return the whole upgrade as one SQL script, from an empty database or since a revision."""
+    config = _config()
+    output = io.StringIO()
+    config.output_buffer = output
+    command.upgrade(config, f"{since}:head" if since else "head", sql=True)
+    return output.getvalue()
+
+
+async def _connect(url: str) -> asyncpg.Connection:
+    return await asyncpg.connect(
+        url,
+        timeout=CONNECT_SECONDS,
+        target_session_attrs="read-write",
+        server_settings={"application_name": "queen-pg migrate", "timezone": "UTC"},
+    )
+
+
+def _upgrade(connection: Connection) -> None:
+    # The lock is also what opens the adapter's transaction, before a script goes past it.
+    connection.exec_driver_sql(f"select pg_advisory_xact_lock({LOCK})")
+    if _state_under_lock(connection).current:
+        return
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _state_under_lock(connection: Connection) -> State:
+    try:
+        with connection.begin_nested():
+            row = connection.exec_driver_sql(sql.read("reads/state")).one()
+    except ProgrammingError:
+        return _compare(None, None)
+    return _compare(row.revision, row.function_set)
+
+
+def _compare(revision: str | None, function_set: str | None) -> State:
+    revisions = ScriptDirectory.from_config(_config())
+    known = {None, *(script.revision for script in revisions.walk_revisions())}
+    head = revisions.get_current_head() or ""
+    return State(revision, function_set, head, known=revision in known)
+
+
+def _config() -> Config:
+    here = Path(__file__).parent
+    # In a wheel the revisions lie inside the package, in the repository beside it.
+    shipped = here / "migrations"
+    config = Config()
+    config.set_main_option(
+        "script_location", str(shipped if shipped.is_dir() else here.parent / "migrations")
+    )
+    config.set_main_option("path_separator", "os")
+    config.attributes["lock"] = LOCK
+    return config

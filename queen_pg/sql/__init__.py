@@ -1,0 +1,25 @@
+"""The SQL texts: which files of functions there are, and in which order they are installed.
+
+`MANIFEST` names every file of this folder once, a file after those whose functions its own are
+checked against when they are created. The single SELECTs that Python itself asks are in `reads/`.
+"""
+
+import hashlib
+from importlib.resources import files
+
+MANIFEST = (
+    "clock",
+    "guard",
+    "identity",
+)
+
+
+def read(stem: str) -> str:
+    """Return the text of a file, `push` for push.sql and `reads/state` for reads/state.sql."""
+    return files(__name__).joinpath(f"{stem}.sql").read_text(encoding="utf-8")
+
+
+def digest() -> str:
+    """Return a fingerprint of the whole set of functions."""
+    texts = "\0".join(read(stem) for stem in MANIFEST)
+    return hashlib.sha256(texts.encode()).hexdigest()
