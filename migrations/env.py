@@ -32,8 +32,8 @@ comment on function queen._function_set() is
     'The fingerprint of the installed set of functions, by which a broker knows its own.';
 """
 
-# A function that this transaction did not create is a leftover of another release. It has to go: an
-# old signature beside a new one makes a call by name ambiguous.
+# A function older than this transaction is a leftover of another release. It has to go: an old
+# signature beside a new one makes a call by name ambiguous.
 LEFTOVERS = """
 do $$
 declare
@@ -43,7 +43,7 @@ begin
         select p.oid
         from pg_catalog.pg_proc p
         join pg_catalog.pg_namespace n on n.oid = p.pronamespace
-        where n.nspname = 'queen' and p.xmin <> pg_current_xact_id()::xid
+        where n.nspname = 'queen' and age(p.xmin) > 0
         order by p.oid
     loop
         execute format('drop routine %s', v_routine);

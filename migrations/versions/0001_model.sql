@@ -112,6 +112,7 @@ create table queen.cursors (
     group_id               bigint not null,
     committed_offset       bigint not null default -1,
     lease_id               uuid,
+    batch_start_offset     bigint,
     batch_end_offset       bigint,
     lease_expires_at       timestamptz,
     lease_conflated        boolean not null default false,
@@ -121,6 +122,7 @@ create table queen.cursors (
     settled_lease_id       uuid,
     settled_from_offset    bigint,
     settled_to_offset      bigint,
+    position_metadata      text,
     updated_at             timestamptz not null,
     constraint cursors_pkey primary key (partition_id, group_id)
 ) with (fillfactor = 50);
