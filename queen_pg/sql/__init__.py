@@ -11,6 +11,9 @@ MANIFEST = (
     "clock",
     "guard",
     "identity",
+    "queue",
+    "dlq",
+    "message",
 )
 
 
