@@ -113,14 +113,23 @@ class Database:
         finally:
             STEP_SECONDS.labels(function).observe(time.perf_counter() - started)
 
-    async def retry(self, name: str, deadline: float, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Run an attempt again for as long as it loses races; then raise Unavailable("retry")."""
+    async def retry(
+        self,
+        name: str,
+        deadline: float,
+        attempt: Callable[[], Awaitable[T]],
+        on: tuple[type[Signal], ...] = (Conflict, Stale),
+    ) -> T:
+        """Run an attempt again for as long as it loses races; then raise Unavailable("retry").
+
+        `on` names the signals that another run of this attempt can mend.
+        """
         clock = asyncio.get_running_loop().time
         longest = FIRST_PAUSE_SECONDS
         while True:
             try:
                 return await attempt()
-            except (Conflict, Stale) as signal:
+            except on as signal:
                 STEP_RETRIES.labels(name, signal.sqlstate).inc()
                 pause = random.uniform(longest / 4, longest)
                 if clock() + pause >= deadline:
@@ -240,13 +249,14 @@ def translate(
 
 
 def _lost(error: asyncpg.PostgresError) -> bool:
-    """Whether the driver, not the server, is speaking: it found the connection closed."""
-    return isinstance(error, asyncpg.ConnectionDoesNotExistError | asyncpg.ConnectionFailureError)
+    """Whether the driver, or a pooler in between, says that the connection to the server broke."""
+    sqlstate: str = error.sqlstate
+    return sqlstate.startswith("08") or sqlstate == "40003"
 
 
 def _translate_sqlstate(error: asyncpg.PostgresError, function: str) -> Exception:
     sqlstate: str = error.sqlstate
-    message = str(error)
+    message = error.message or ""
     match sqlstate:
         case "QU000":
             return BadRequest(message, detail=_detail(error))
@@ -277,13 +287,9 @@ def _translate_sqlstate(error: asyncpg.PostgresError, function: str) -> Exceptio
             return Unavailable("timeout", "timeout: the database gave the call up")
         case "25006":
             return Unavailable("no_leader", "the connection is to a database that takes no writes")
-        case "40003":
-            return Unavailable(
-                "outcome_unknown", "the connection was lost; the call may have been carried out"
-            )
         case "25P03" | "3D000" | "28000" | "28P01":
             return Unavailable("retry", "the connection to the database failed; try again")
-    if sqlstate[:2] in ("08", "53") or sqlstate[:4] == "57P0":
+    if sqlstate.startswith(("53", "57P0")):
         return Unavailable("retry", "the connection to the database failed; try again")
     return _incident(error, function, sqlstate)
 

@@ -11,9 +11,18 @@ MANIFEST = (
     "clock",
     "guard",
     "identity",
+    "switch",
     "queue",
+    "partition",
+    "push",
+    "ready",
+    "pop",
+    "ack",
+    "lease",
+    "position",
     "dlq",
     "message",
+    "transaction",
 )
 
 

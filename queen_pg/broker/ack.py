@@ -1,0 +1,66 @@
+"""Acks: what a consumer says of the messages it was delivered."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from queen_pg.database import Database
+
+QUEUE_MODE = "__QUEUE_MODE__"
+
+AckStatus = Literal["completed", "failed", "retry", "dlq"]
+
+# PostgreSQL's bigint; a partition id beyond it names nothing.
+LARGEST_ID = 2**63 - 1
+
+
+class AckItem(msgspec.Struct, frozen=True):
+    """One ack: a message by its transaction id in a partition, and what became of it."""
+
+    partition_id: int
+    transaction_id: str
+    status: AckStatus = "completed"
+    error: str | None = None
+    lease_id: str | None = None
+
+    def document(self, consumer_group: str) -> dict[str, Any]:
+        """Return the ack as the SQL functions read it."""
+        return {
+            "partitionId": self.partition_id if self.partition_id <= LARGEST_ID else None,
+            "consumerGroup": consumer_group,
+            "leaseId": self.lease_id or None,
+            "transactionId": self.transaction_id,
+            "status": self.status,
+            "error": self.error,
+        }
+
+
+class AckResult(msgspec.Struct, frozen=True, rename="camel"):
+    """What an ack is told; `error` is None when it succeeded (data-plane 6.2)."""
+
+    success: bool
+    error: str | None
+    lease_released: bool
+    dlq: bool
+    noop: bool
+
+
+class Acked(msgspec.Struct, frozen=True):
+    """The results of a call, and the ids of the groups that can claim something again at once."""
+
+    results: list[AckResult]
+    woken: list[int]
+
+
+async def ack(
+    db: Database, tenant: int, consumer_group: str, items: Sequence[AckItem], deadline: float
+) -> Acked:
+    """Judge and apply acks; each (partition, lease) is decided on its own (data-plane 6.3)."""
+    acks = msgspec.json.encode([item.document(consumer_group) for item in items]).decode()
+
+    async def attempt() -> Acked:
+        [row] = await db.step("_ack", deadline=deadline, tenant=tenant, acks=acks)
+        return Acked(msgspec.json.decode(row["results"], type=list[AckResult]), row["woken"])
+
+    return await db.retry("ack", deadline, attempt)

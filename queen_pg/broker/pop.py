@@ -1,0 +1,449 @@
+"""Pop: find where a consumer group may claim, claim it for the calls that ask, read the messages.
+
+`serve` does this for several calls of one source at once, so that waiting consumers share their
+transactions. Only the claim is a step; see sql/pop.sql.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from queen_pg.broker.ack import QUEUE_MODE
+from queen_pg.broker.lease import give_back
+from queen_pg.database import Database
+from queen_pg.errors import Conflict, QueenError, Stale
+
+PARTITIONS_MAX = 64
+BATCH_DEFAULT = 200
+# Autopilot's batch (data-plane 4.6-3): what a group is given until its pace is known.
+AUTOPILOT_BATCH = 100
+# The lease of a discovery pop that names none: not the queues' own (data-plane 4.1).
+DISCOVERY_LEASE_SECONDS = 60
+# How many partitions one look at the queue seeds for a new group, and at most how many looks.
+SEED_BATCH = 1000
+SEED_ROUNDS_MAX = 20
+# Candidates lost to other claims are looked for again at once, so many times.
+CLAIM_ROUNDS_MAX = 3
+
+NEW_MODES = {"new", "new-only", "new_only", "newonly"}
+
+SubscriptionMode = Literal["all", "new", "from"]
+
+
+class PopRequest(msgspec.Struct, frozen=True):
+    """A pop as the wire sends it; an absent parameter is None."""
+
+    queue: str | None = None
+    partition: str | None = None
+    namespace: str = ""
+    task: str = ""
+    consumer_group: str | None = None
+    batch: int | None = None
+    partitions: int | None = None
+    wait: bool = False
+    timeout_ms: int = 30_000
+    subscription_mode: str | None = None
+    subscription_from: str | None = None
+    lease_seconds: int | None = None
+    commit_on_delivery: bool = False
+    conflation: bool | None = None
+    autopilot: bool = False
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A delivered message; `payload` is its JSON document as it was pushed."""
+
+    id: UUID
+    offset: int
+    transaction_id: str
+    trace_id: UUID | None
+    producer_sub: str | None
+    created_at: datetime
+    payload: str
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What a pop took from one partition."""
+
+    partition_id: int
+    partition: str
+    delivery_attempt: int
+    messages: list[Message]
+
+
+class PopAnswer(msgspec.Struct, frozen=True):
+    """What a pop answers; no claims is an empty pop. `autopilot` is (partitions, batch)."""
+
+    consumer_group: str
+    lease_id: UUID | None = None
+    claims: list[Claim] = []
+    conflation: bool = False
+    conflation_conflict: bool = False
+    autopilot: tuple[int, int] | None = None
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """Where a group starts that has none yet (data-plane 4.8-1)."""
+
+    mode: SubscriptionMode
+    since: datetime | None = None
+
+    @classmethod
+    def of(cls, request: PopRequest, default_mode: str) -> "Subscription":
+        """Read a request's intent; queue mode always reads everything (data-plane 4.8-3)."""
+        if (request.consumer_group or QUEUE_MODE) == QUEUE_MODE:
+            return cls("all")
+        since = (request.subscription_from or "").strip()
+        if since:
+            if since.casefold() == "now":
+                return cls("new")
+            instant = _instant(since)
+            if instant is not None:
+                return cls("from", instant)
+        mode = (request.subscription_mode or default_mode).strip().casefold()
+        return cls("new" if mode in NEW_MODES else "all")
+
+
+class Source(msgspec.Struct, frozen=True):
+    """What a pop reads from: a group on a queue, or on one partition of it."""
+
+    tenant: int
+    queue: str
+    consumer_group: str
+    partition: str | None = None
+
+
+class Demand(msgspec.Struct):
+    """What one call asks of a source: at most `batch` messages from `partitions` partitions.
+
+    A null `partitions` is chosen by autopilot.
+    """
+
+    lease_id: UUID
+    subscription: Subscription
+    batch: int
+    partitions: int | None
+    lease_seconds: int | None = None
+    commit_on_delivery: bool = False
+    conflation: bool | None = None
+    width: int = 1
+
+
+class Served(msgspec.Struct):
+    """A source's group as a round found it, and the claims of each demand, in order."""
+
+    group_id: int | None = None
+    conflation: bool = False
+    seeding: bool = False
+    claims: list[list[Claim]] = []
+
+
+class _Grant(msgspec.Struct):
+    """A candidate given to a demand, by its place, and the last offset it gets."""
+
+    place: int
+    demand: int
+    candidate: asyncpg.Record
+    end_offset: int
+
+
+async def serve(
+    db: Database, source: Source, demands: Sequence[Demand], waiting: int, deadline: float
+) -> Served:
+    """Claim for the demands, oldest first; a demand that gets nothing has no claims.
+
+    `waiting` is how many pops of the group wait in all, by which autopilot divides what is there.
+    A queue that does not exist is created, so that the group can register (data-plane 4.3-1); a
+    partition never is.
+    """
+
+    served = Served(claims=[[] for _ in demands])
+    for _ in range(CLAIM_ROUNDS_MAX):
+        places = [place for place, claims in enumerate(served.claims) if not claims]
+        group = await db.retry(
+            "register_group", deadline, lambda: _enter(db, source, demands[0], deadline)
+        )
+        if group is None:
+            break
+        served.group_id = group["group_id"]
+        served.conflation = group["conflation"]
+        served.seeding = group["seeding"]
+        try:
+            if not places or not await _round(
+                db, source, group, demands, places, waiting, served, deadline
+            ):
+                break
+        except Stale:
+            # The queue or the group was deleted since we looked.
+            continue
+    return served
+
+
+async def _enter(
+    db: Database, source: Source, demand: Demand, deadline: float
+) -> asyncpg.Record | None:
+    """Find the group on the queue, and register it if this pop is to (data-plane 4.8)."""
+
+    async def look() -> asyncpg.Record | None:
+        rows = await db.read(
+            "_subscription",
+            deadline=deadline,
+            tenant=source.tenant,
+            queue=source.queue,
+            consumer_group=source.consumer_group,
+        )
+        return rows[0] if rows else None
+
+    group = await look()
+    subscribing = source.partition is None or bool(demand.conflation)
+    if group is not None and group["group_id"] is not None:
+        if group["registered"] or not subscribing:
+            return group
+    if source.partition is not None:
+        known = group is not None and await db.read(
+            "_resolve_partitions",
+            deadline=deadline,
+            tenant=source.tenant,
+            group_queue=[source.queue],
+            group_partition=[source.partition],
+        )
+        if not known:
+            return None
+    await db.step(
+        "_register_group",
+        deadline=deadline,
+        tenant=source.tenant,
+        queue=source.queue,
+        consumer_group=source.consumer_group,
+        subscribing=subscribing,
+        subscription_mode=demand.subscription.mode,
+        subscription_from=demand.subscription.since,
+        conflation=bool(demand.conflation) and source.consumer_group != QUEUE_MODE,
+    )
+    return await look()
+
+
+async def _round(
+    db: Database,
+    source: Source,
+    group: asyncpg.Record,
+    demands: Sequence[Demand],
+    places: Sequence[int],
+    waiting: int,
+    served: Served,
+    deadline: float,
+) -> bool:
+    """Serve the demands at these places once; return whether another round may find more."""
+    conflated = served.conflation
+
+    async def claim() -> tuple[list[_Grant], list[asyncpg.Record]]:
+        candidates = await _find(
+            db, source, group, [demands[place] for place in places], conflated, deadline
+        )
+        grants = _share(candidates, demands, places, waiting, conflated)
+        if not grants:
+            return [], []
+        # The order of the claim's locks.
+        grants.sort(key=lambda grant: grant.candidate["partition_id"])
+        arguments = _claim_arguments(group, demands, grants, conflated)
+        return grants, await db.step("_claim", deadline=deadline, **arguments)
+
+    grants, rows = await db.retry("claim", deadline, claim, on=(Conflict,))
+    granted = [(grants[row["place"] - 1], row["delivery_attempt"]) for row in rows]
+    granted.sort(key=lambda pair: pair[0].place)
+    try:
+        messages = await _read(db, [grant for grant, _ in granted], conflated, deadline)
+    except QueenError:
+        await _give_back(db, group, demands, [grant for grant, _ in granted], deadline)
+        raise
+    for (grant, attempt), batch in zip(granted, messages, strict=True):
+        served.claims[grant.demand].append(
+            Claim(
+                partition_id=grant.candidate["partition_id"],
+                partition=grant.candidate["partition_name"],
+                delivery_attempt=attempt,
+                messages=batch,
+            )
+        )
+    return len(rows) < len(grants)
+
+
+async def _give_back(
+    db: Database,
+    group: asyncpg.Record,
+    demands: Sequence[Demand],
+    grants: Sequence[_Grant],
+    deadline: float,
+) -> None:
+    """Release what was claimed and could not be read, as far as the database can be reached."""
+    for grant in grants:
+        with contextlib.suppress(QueenError):
+            await give_back(
+                db,
+                demands[grant.demand].lease_id,
+                [grant.candidate["partition_id"]],
+                group["group_id"],
+                deadline,
+            )
+
+
+async def _find(
+    db: Database,
+    source: Source,
+    group: asyncpg.Record,
+    demands: Sequence[Demand],
+    conflated: bool,
+    deadline: float,
+) -> list[asyncpg.Record]:
+    """Return what may be claimed now; correct the hints that were wrong, seed what is new."""
+    seeding = group["seeding"] and source.partition is None
+    for looks in range(SEED_ROUNDS_MAX):
+        rows = await db.read(
+            "_candidates",
+            deadline=deadline,
+            queue_id=group["queue_id"],
+            group_id=group["group_id"],
+            partition=source.partition,
+            subscription_mode=demands[0].subscription.mode,
+            subscription_from=demands[0].subscription.since,
+            conflated=conflated,
+            message_max=sum(demand.batch for demand in demands),
+            partition_max=sum(demand.partitions or PARTITIONS_MAX for demand in demands),
+        )
+        wrong = [row for row in rows if row["end_offset"] is None]
+        found = [row for row in rows if row["end_offset"] is not None]
+        if wrong:
+            await db.read(
+                "_rearm",
+                deadline=deadline,
+                group_id=group["group_id"],
+                partition_id=[row["partition_id"] for row in wrong],
+                next_offset=[row["next_offset"] for row in wrong],
+                ready_at=[row["ready_at"] for row in wrong],
+                lease_id=[row["lease_id"] for row in wrong],
+                moment=wrong[0]["moment"],
+            )
+        if found:
+            return found
+        if wrong and source.partition is None:
+            # Right hints may stand behind the wrong ones.
+            continue
+        if not seeding or looks == SEED_ROUNDS_MAX - 1:
+            break
+        [seeded] = await db.read(
+            "_seed_ready", deadline=deadline, group_id=group["group_id"], batch_max=SEED_BATCH
+        )
+        if not seeded[0]:
+            break
+    return []
+
+
+def _share(
+    candidates: Sequence[asyncpg.Record],
+    demands: Sequence[Demand],
+    places: Sequence[int],
+    waiting: int,
+    conflated: bool,
+) -> list[_Grant]:
+    """Give the candidates to the demands, oldest demand first, within the budgets of each."""
+    grants: list[_Grant] = []
+    at = 0
+    for place in places:
+        demand = demands[place]
+        # Data-plane 4.6-2: what is claimable now, divided among those who ask for it.
+        demand.width = demand.partitions or min(
+            max(-(-len(candidates) // max(waiting, 1)), 1), PARTITIONS_MAX
+        )
+        budget = demand.batch
+        for _ in range(demand.width):
+            if at == len(candidates) or budget <= 0:
+                break
+            candidate = candidates[at]
+            at += 1
+            end = candidate["end_offset"]
+            if conflated:
+                budget -= 1
+            else:
+                end = min(end, candidate["start_offset"] + budget - 1)
+                budget -= end - candidate["start_offset"] + 1
+            grants.append(_Grant(at, place, candidate, end))
+    return grants
+
+
+def _claim_arguments(
+    group: asyncpg.Record, demands: Sequence[Demand], grants: Sequence[_Grant], conflated: bool
+) -> dict[str, Any]:
+    owners = [demands[grant.demand] for grant in grants]
+    rows = [grant.candidate for grant in grants]
+    return {
+        "partition_id": [row["partition_id"] for row in rows],
+        "group_id": [group["group_id"]] * len(rows),
+        "cursor_exists": [row["cursor_exists"] for row in rows],
+        "committed_offset": [row["committed_offset"] for row in rows],
+        "start_offset": [row["start_offset"] for row in rows],
+        "end_offset": [grant.end_offset for grant in grants],
+        "next_offset": [row["next_offset"] for row in rows],
+        "lease_id": [demand.lease_id for demand in owners],
+        "lease_seconds": [
+            demand.lease_seconds or row["lease_time_seconds"]
+            for demand, row in zip(owners, rows, strict=True)
+        ],
+        "commit_on_delivery": [demand.commit_on_delivery for demand in owners],
+        "conflated": [conflated] * len(rows),
+    }
+
+
+async def _read(
+    db: Database, grants: Sequence[_Grant], conflated: bool, deadline: float
+) -> list[list[Message]]:
+    """Read the messages of each grant; a conflating claim delivers only its newest."""
+    messages: list[list[Message]] = [[] for _ in grants]
+    if not grants:
+        return messages
+    for row in await db.read(
+        "_read_messages",
+        deadline=deadline,
+        partition_id=[grant.candidate["partition_id"] for grant in grants],
+        start_offset=[
+            grant.end_offset if conflated else grant.candidate["start_offset"] for grant in grants
+        ],
+        end_offset=[grant.end_offset for grant in grants],
+    ):
+        messages[row["place"] - 1].append(
+            Message(
+                id=row["id"],
+                offset=row["message_offset"],
+                transaction_id=row["transaction_id"],
+                trace_id=row["trace_id"],
+                producer_sub=row["producer_sub"],
+                created_at=row["created_at"],
+                payload=row["payload"],
+            )
+        )
+    return messages
+
+
+async def labelled(
+    db: Database, tenant: int, namespace: str, task: str, deadline: float
+) -> list[str]:
+    """Return the queues whose labels equal the selectors that are not empty, in name order."""
+    rows = await db.read(
+        "_labelled_queues", deadline=deadline, tenant=tenant, namespace=namespace, task=task
+    )
+    return [row["queue"] for row in rows]
+
+
+def _instant(text: str) -> datetime | None:
+    """Read an ISO 8601 instant to the millisecond; a time without a zone is UTC."""
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if instant.tzinfo is None:
+        instant = instant.replace(tzinfo=UTC)
+    return instant.replace(microsecond=instant.microsecond // 1000 * 1000)

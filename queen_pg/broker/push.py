@@ -1,0 +1,164 @@
+"""Push: append messages to their partitions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from queen_pg.database import Database
+from queen_pg.errors import DuplicateMessage
+
+# What one push may append to one partition, in bytes of ids and payloads (data-plane 12).
+APPEND_MAX_BYTES = 96 * 1024 * 1024
+
+
+class PushItem(msgspec.Struct, frozen=True):
+    """One message to push; `payload` is its JSON document, kept as it is."""
+
+    queue: str
+    partition: str
+    payload: bytes
+    transaction_id: str | None = None
+    message_id: UUID | None = None
+    trace_id: UUID | None = None
+    producer_sub: str | None = None
+
+
+class PushResult(msgspec.Struct, frozen=True):
+    """What became of a message; of a duplicate, the id and offset of the original."""
+
+    status: Literal["queued", "duplicate", "error"]
+    message_id: UUID | None
+    transaction_id: str
+    offset: int | None
+
+
+class Batch:
+    """The messages of a call as the arrays that queen._push takes, group by group.
+
+    A group is the call's share for one partition. Groups go in the order in which the step locks
+    their partitions: by id, then those to be created by name.
+    """
+
+    def __init__(self, items: Sequence[PushItem]) -> None:
+        self._items = items
+        self._groups: dict[tuple[str, str], list[int]] = {}
+        for place, item in enumerate(items):
+            self._groups.setdefault((item.queue, item.partition), []).append(place)
+
+    def too_large(self) -> set[int]:
+        """Return the places of the messages whose append would be over its limit."""
+        return {
+            place
+            for places in self._groups.values()
+            if sum(_size(self._items[place]) for place in places) > APPEND_MAX_BYTES
+            for place in places
+        }
+
+    async def resolve(self, db: Database, tenant: int, deadline: float) -> "Arrays":
+        """Look up the partitions' ids and lay the arrays out."""
+        names = list(self._groups)
+        ids: list[int | None] = [None] * len(names)
+        if names:
+            for row in await db.read(
+                "_resolve_partitions",
+                deadline=deadline,
+                tenant=tenant,
+                group_queue=[queue for queue, _ in names],
+                group_partition=[partition for _, partition in names],
+            ):
+                ids[row["place"] - 1] = row["partition_id"]
+        order = sorted(
+            range(len(names)), key=lambda group: (ids[group] is None, ids[group] or 0, names[group])
+        )
+        places = [place for group in order for place in self._groups[names[group]]]
+        items = [self._items[place] for place in places]
+        return Arrays(
+            places=places,
+            arguments={
+                "group_queue": [names[group][0] for group in order],
+                "group_partition": [names[group][1] for group in order],
+                "group_partition_id": [ids[group] for group in order],
+                "item_group": [
+                    number
+                    for number, group in enumerate(order, 1)
+                    for _ in self._groups[names[group]]
+                ],
+                "item_message_id": [item.message_id for item in items],
+                "item_transaction_id": [item.transaction_id for item in items],
+                "item_trace_id": [item.trace_id for item in items],
+                "item_producer_sub": [item.producer_sub for item in items],
+                "item_payload": [item.payload.decode() for item in items],
+            },
+        )
+
+
+class Arrays(msgspec.Struct, frozen=True):
+    """A batch laid out: SQL arguments, and the place in the call of each message in them."""
+
+    places: list[int]
+    arguments: dict[str, Any]
+
+    def results(self, rows: Iterable[Mapping[str, Any]]) -> list[PushResult]:
+        """Return the results that queen._push answered, in the order of the call."""
+        by_place = {self.places[row["item"] - 1]: row for row in rows}
+        results = []
+        for place in range(len(by_place)):
+            row = by_place[place]
+            given = self.arguments["item_transaction_id"][row["item"] - 1]
+            results.append(
+                PushResult(
+                    status=row["status"],
+                    message_id=row["message_id"],
+                    transaction_id=str(row["message_id"]) if given is None else given,
+                    offset=row["message_offset"],
+                )
+            )
+        return results
+
+
+async def push(
+    db: Database, tenant: int, items: Sequence[PushItem], deadline: float
+) -> list[PushResult]:
+    """Append every message that is not a duplicate; return a result for each, in order.
+
+    Messages for one partition become visible together, with consecutive offsets (data-plane 2.2-4).
+    The first run is optimistic; a duplicate makes it fail, and the careful run tells which.
+    """
+    refused = Batch(items).too_large()
+    accepted = [item for place, item in enumerate(items) if place not in refused]
+    stored = iter(await _push_all(db, tenant, accepted, deadline) if accepted else [])
+    return [
+        PushResult("error", None, item.transaction_id or "", None)
+        if place in refused
+        else next(stored)
+        for place, item in enumerate(items)
+    ]
+
+
+async def _push_all(
+    db: Database, tenant: int, items: Sequence[PushItem], deadline: float
+) -> list[PushResult]:
+    batch = Batch(items)
+    careful = False
+
+    async def attempt() -> list[PushResult]:
+        nonlocal careful
+        arrays = await batch.resolve(db, tenant, deadline)
+        try:
+            rows = await db.step(
+                "_push", deadline=deadline, tenant=tenant, **arrays.arguments, careful=careful
+            )
+        except DuplicateMessage:
+            if careful:
+                raise
+            careful = True
+            return await attempt()
+        return arrays.results(rows)
+
+    return await db.retry("push", deadline, attempt)
+
+
+def _size(item: PushItem) -> int:
+    return len(item.payload) + len((item.transaction_id or "").encode())

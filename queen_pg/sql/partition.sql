@@ -1,0 +1,55 @@
+-- A partition is one entity's ordered stream. Its row hands out the offsets and is born with the first
+-- message pushed to it (push.sql). Names are resolved to ids before a step begins, since neither changes:
+-- a step that looked up a name would read index pages into which other steps insert new partitions.
+
+create or replace function queen._resolve_partitions(
+    tenant integer,
+    group_queue text[],
+    group_partition text[]
+) returns table (place integer, partition_id bigint)
+language sql stable parallel safe as $$
+    select g.place::integer, p.id
+    from unnest(_resolve_partitions.group_queue, _resolve_partitions.group_partition)
+         with ordinality g (queue, partition, place)
+    join queen.queues q on q.tenant_id = _resolve_partitions.tenant and q.name = g.queue
+    join queen.partitions p on p.queue_id = q.id and p.name = g.partition;
+$$;
+
+comment on function queen._resolve_partitions(integer, text[], text[]) is
+    'The ids of the partitions that exist among those named; place is the position in the arguments.';
+
+-- The first offset of a partition whose message was appended at or after the moment, or next_offset when
+-- there is none. Stamps rise along a partition and offsets have no gaps, so a binary search over the primary
+-- key finds it without an index on the stamp.
+create or replace function queen._offset_at(
+    partition_id bigint,
+    moment timestamptz,
+    log_start_offset bigint,
+    next_offset bigint
+) returns bigint
+language plpgsql stable parallel safe as $$
+#variable_conflict use_column
+declare
+    v_low bigint := _offset_at.log_start_offset;
+    v_high bigint := _offset_at.next_offset;
+    v_middle bigint;
+    v_created_at timestamptz;
+begin
+    while v_low < v_high loop
+        v_middle := (v_low + v_high) / 2;
+        select m.created_at into v_created_at
+        from queen.messages m
+        where m.partition_id = _offset_at.partition_id and m.message_offset = v_middle;
+        -- A message missing here was removed while we searched: it is older than all that remain.
+        if v_created_at >= _offset_at.moment then
+            v_high := v_middle;
+        else
+            v_low := v_middle + 1;
+        end if;
+    end loop;
+    return v_low;
+end;
+$$;
+
+comment on function queen._offset_at(bigint, timestamptz, bigint, bigint) is
+    'The first offset appended at or after the moment, or next_offset when there is none.';

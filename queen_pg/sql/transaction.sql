@@ -1,0 +1,112 @@
+-- The step: one worker's acks, pushes, positions, KV writes and timers as ONE transaction, all or nothing.
+--
+-- Judgement goes acks, pushes, positions, KV (step 1.11-3); locks go cursors, partitions, KV keys, timers, each in
+-- key order. A careful run judges everything before it writes anything, so a refusal leaves nothing to undo. An
+-- optimistic run, which comes first, judges the acks and then writes blindly: blind writes take no predicate locks
+-- on index pages that strangers insert into. Where it meets a duplicate or a lost condition it raises, is rolled
+-- back, and the careful run finds the verdict.
+
+create or replace function queen._transaction(
+    tenant integer,
+    acks jsonb,
+    resolved jsonb,
+    group_queue text[],
+    group_partition text[],
+    group_partition_id bigint[],
+    item_group integer[],
+    item_message_id uuid[],
+    item_transaction_id text[],
+    item_trace_id uuid[],
+    item_producer_sub text[],
+    item_payload text[],
+    positions jsonb,
+    kv jsonb,
+    timers jsonb,
+    careful boolean,
+    out reason text,
+    out failure jsonb,
+    out ack_results jsonb,
+    out push_item integer[],
+    out push_duplicate boolean[],
+    out push_message_id uuid[],
+    out push_offset bigint[],
+    out kv_results text[],
+    out timer_results text[],
+    out woken bigint[]
+)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_judged record;
+    v_repeats boolean;
+    v_moment timestamptz;
+begin
+    if jsonb_array_length(_transaction.kv) > 0 and not queen._switched_on('kv') then
+        reason := 'kv_disabled';
+        return;
+    end if;
+    if exists (select from jsonb_array_elements(_transaction.timers) t where t ->> 'op' <> 'cancel')
+       and not queen._switched_on('timers_schedule') then
+        reason := 'timers_disabled';
+        return;
+    end if;
+
+    perform from (
+        select c.partition_id, c.group_id
+        from jsonb_array_elements(_transaction.positions) u (position)
+        join queen.cursors c on c.partition_id = (u.position ->> 'partitionId')::bigint
+                            and c.group_id = (u.position ->> 'groupId')::bigint
+        order by 1, 2
+        for update of c) held;
+    v_judged := queen._judge_acks(_transaction.acks, _transaction.resolved, true);
+    ack_results := v_judged.results;
+    if exists (select from jsonb_array_elements(v_judged.results) r where not (r ->> 'success')::boolean) then
+        reason := 'rejected_ack';
+        return;
+    end if;
+
+    if _transaction.careful then
+        select coalesce(bool_or(d.stored_id is not null), false) into v_repeats
+        from queen._duplicates(_transaction.group_partition_id, _transaction.item_group, _transaction.item_transaction_id) d;
+        if v_repeats then
+            reason := 'duplicate';
+            return;
+        end if;
+        v_moment := queen.now();
+        failure := queen._kv_judge(_transaction.tenant, _transaction.kv, v_moment);
+        if failure is not null then
+            reason := 'kv_precondition';
+            return;
+        end if;
+    end if;
+
+    woken := queen._write_acks(v_judged.cursors, v_judged.filings, v_judged.moment);
+    if cardinality(_transaction.item_group) > 0 then
+        select array_agg(p.item order by p.item), array_agg(p.status = 'duplicate' order by p.item),
+               array_agg(p.message_id order by p.item), array_agg(p.message_offset order by p.item)
+        into push_item, push_duplicate, push_message_id, push_offset
+        from queen._push(
+            _transaction.tenant, _transaction.group_queue, _transaction.group_partition, _transaction.group_partition_id,
+            _transaction.item_group, _transaction.item_message_id, _transaction.item_transaction_id,
+            _transaction.item_trace_id, _transaction.item_producer_sub, _transaction.item_payload, _transaction.careful) p;
+    end if;
+    v_moment := coalesce(v_moment, queen.now());
+    if jsonb_array_length(_transaction.positions) > 0 then
+        perform queen._write_positions(_transaction.positions, v_moment);
+    end if;
+    if jsonb_array_length(_transaction.kv) > 0 then
+        select array_agg(k.result::text order by k.operation_index) into kv_results
+        from queen._kv_write(_transaction.tenant, _transaction.kv, v_moment, _transaction.careful) k;
+    end if;
+    if jsonb_array_length(_transaction.timers) > 0 then
+        select array_agg(t.result::text order by t.operation_index) into timer_results
+        from queen._timers_apply(_transaction.tenant, _transaction.timers, v_moment) t;
+    end if;
+end;
+$$;
+
+comment on function queen._transaction(
+    integer, jsonb, jsonb, text[], text[], bigint[], integer[], uuid[], text[], uuid[], text[], text[], jsonb, jsonb, jsonb, boolean
+) is 'One step: a null reason says that it is to be committed, with a result for each part; otherwise nothing was written.';
