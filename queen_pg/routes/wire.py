@@ -8,12 +8,13 @@ an error gets its form on the wire.
 import asyncio
 import json
 import re
-import uuid
+import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl, unquote_to_bytes
+from uuid import UUID
 
 import msgspec
 from litestar import Request, asgi
@@ -23,31 +24,26 @@ from litestar.response import Response
 from litestar.response.base import ASGIResponse
 from litestar.types import ExceptionHandlersMap, Method, Receive, Scope, Send
 
-from queen_pg import telemetry
+from queen_pg import limits, telemetry
+from queen_pg.broker.ack import AckStatus
+from queen_pg.broker.push import PushItem
 from queen_pg.config import Settings
 from queen_pg.database import Database
 from queen_pg.errors import (
     BadBody,
     BadRequest,
     Internal,
-    NameTooLong,
     NoSuchRoute,
+    PayloadTooLarge,
     QueenError,
 )
+from queen_pg.wakeup import Waiters
 
 CALL_SECONDS = 30.0
 """How long a call that does not wait may take (data-plane 1-6)."""
 
-MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-"""The largest payload of one message: a person must be able to look at it."""
-
-NAMES_BYTES_MAX = 447
-TENANT_BYTES = 36
-"""A tenant's name counts towards the budget of the names; the default one has 36 bytes."""
-
-TRANSACTION_ID_BYTES_MAX = 65_535
 DEFAULT_TENANT = 1
-INTEGER_MAX = 2**31 - 1
+DEFAULT_PARTITION = "Default"
 
 DRAIN_BYTES_MAX = 64 * 1024 * 1024
 """How much of a refused body is read and dropped, so that the sender gets to read the refusal."""
@@ -60,6 +56,7 @@ _log = telemetry.logger(__name__)
 _encode = msgspec.json.Encoder().encode
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[0-9]{1,18}\Z")
+_PARTITION_ID = re.compile(r"[0-9]{1,20}\Z")
 _AT_PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
 
@@ -100,6 +97,11 @@ def settings(request: AnyRequest) -> Settings:
 def database(request: AnyRequest) -> Database:
     """Return the database that the broker doors take."""
     return cast(Database, request.app.state.database)
+
+
+def waiters(request: AnyRequest) -> Waiters:
+    """Return those who wait for messages, and who is told of new ones."""
+    return cast(Waiters, request.app.state.waiters)
 
 
 def tenant(request: AnyRequest) -> int:  # noqa: ARG001
@@ -169,33 +171,6 @@ def _surrogate_field(value: object, field: str) -> str | None:
     return next(filter(None, (_surrogate_field(child, name) for name, child in children)), None)
 
 
-def check_text(field: str, text: str) -> str:
-    """Return the text; raise BadRequest when it holds what the database cannot store."""
-    if "\0" in text:
-        raise BadRequest(f"{field} must not contain NUL")
-    return text
-
-
-def check_transaction_id(field: str, transaction_id: str) -> str:
-    """Return the transaction id; raise BadRequest when it cannot be one."""
-    if len(transaction_id) > TRANSACTION_ID_BYTES_MAX // 4 and (
-        len(transaction_id.encode()) > TRANSACTION_ID_BYTES_MAX
-    ):
-        raise BadRequest(f"{field} is over {TRANSACTION_ID_BYTES_MAX} bytes")
-    return check_text(field, transaction_id)
-
-
-def check_names(queue: str, *others: str) -> None:
-    """Raise NameTooLong when a queue's name and the longest other name are over their budget."""
-    longest = max((len(name.encode()) for name in others), default=0)
-    over = TENANT_BYTES + len(queue.encode()) + longest - NAMES_BYTES_MAX
-    if over > 0:
-        raise NameTooLong(
-            f"the names are {over} bytes too long: a queue's name and the longer one of partition"
-            f" and consumer group share {NAMES_BYTES_MAX - TENANT_BYTES} bytes"
-        )
-
-
 def names(request: AnyRequest, template: str) -> dict[str, str]:
     """Return the names in the request's path; raise NoSuchRoute when it is not the template's.
 
@@ -234,9 +209,62 @@ def _segments(template: str) -> tuple[tuple[str, bytes], ...]:
 
 def _decode_segment(name: str, segment: bytes) -> str:
     try:
-        return check_text(name, unquote_to_bytes(segment).decode())
+        return limits.check_text(name, unquote_to_bytes(segment).decode())
     except UnicodeDecodeError:
         raise BadRequest(f"{name} is not UTF-8") from None
+
+
+def pushed_item(
+    field: str,
+    *,
+    queue: str,
+    partition: str | None,
+    payload: bytes,
+    transaction_id: str | None = None,
+    message_id: UUID | None = None,
+    trace_id: str | None = None,
+) -> PushItem:
+    """Return a message to push; raise, naming the field, when it cannot be stored."""
+    partition = partition or DEFAULT_PARTITION
+    limits.check_text(f"{field}queue", queue)
+    limits.check_text(f"{field}partition", partition)
+    limits.check_names(queue, partition)
+    if transaction_id is not None:
+        limits.check_transaction_id(f"{field}transactionId", transaction_id)
+    if len(payload) > limits.MESSAGE_BYTES_MAX:
+        raise PayloadTooLarge(f"{field}payload is over {limits.MESSAGE_BYTES_MAX} bytes")
+    return PushItem(
+        queue=queue,
+        partition=partition,
+        payload=payload,
+        transaction_id=transaction_id,
+        message_id=message_id,
+        trace_id=None if trace_id is None else _uuid_or_none(trace_id),
+    )
+
+
+def ack_status(text: str | None) -> AckStatus:
+    """Return an ack's status; whatever is not one of the other three means completed."""
+    match (text or "").casefold():
+        case "failed":
+            return "failed"
+        case "retry":
+            return "retry"
+        case "dlq":
+            return "dlq"
+    return "completed"
+
+
+def partition_id(text: str) -> int | None:
+    """Return a partition's id, or None when the text is not a plain decimal."""
+    return int(text) if _PARTITION_ID.match(text) else None
+
+
+def _uuid_or_none(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
 
 
 class Query:
@@ -259,7 +287,7 @@ class Query:
             value.encode()
         except UnicodeEncodeError:
             raise BadRequest(f"{name} is not UTF-8") from None
-        return check_text(name, value)
+        return limits.check_text(name, value)
 
     def flag(self, name: str) -> bool | None:
         """Return a parameter that is exactly `true` or `false`, or None when it is absent."""
@@ -280,10 +308,26 @@ class Query:
             return None
         if not _INTEGER.match(value):
             raise BadRequest(f"{name} must be an integer")
-        return max(-INTEGER_MAX, min(int(value), INTEGER_MAX))
+        return max(-limits.INTEGER_MAX, min(int(value), limits.INTEGER_MAX))
+
+    def instant(self, name: str) -> datetime | None:
+        """Return a parameter that is an ISO 8601 time, UTC if it does not say, or None."""
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise BadRequest(f"{name} must be an ISO 8601 time") from None
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 # Answering.
+
+
+def no_content() -> ASGIResponse:
+    """Answer that there is nothing: no body, and no length announced."""
+    return ASGIResponse(status_code=204)
 
 
 def answer(content: Any, status: int = 200) -> ASGIResponse:
@@ -315,7 +359,7 @@ def failure(error: Exception, path: str) -> ASGIResponse:
         return ASGIResponse(body=str(error), status_code=413, media_type="text/plain")
     if isinstance(error, HTTPException):
         return _framework_failure(error, path)
-    incident = uuid.uuid4().hex
+    incident = secrets.token_hex(6)
     telemetry.INCIDENTS.labels(sqlstate="").inc()
     _log.error("request.failed", incident=incident, path=path, exc_info=error)
     return _failure(Internal(f"internal error, incident {incident}"))
@@ -323,7 +367,7 @@ def failure(error: Exception, path: str) -> ASGIResponse:
 
 def _failure(error: QueenError) -> ASGIResponse:
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    body = {"error": error.message, "code": error.code, **error.detail}
+    body = {**error.detail, "error": error.message, "code": error.code}
     return ASGIResponse(body=_encode(body), status_code=error.status, headers=headers)
 
 
