@@ -12,6 +12,7 @@ MANIFEST = (
     "guard",
     "identity",
     "switch",
+    "text",
     "queue",
     "partition",
     "push",
@@ -22,6 +23,12 @@ MANIFEST = (
     "position",
     "dlq",
     "message",
+    "kv",
+    "kv_read",
+    "kv_public",
+    "timer",
+    "timer_fire",
+    "lock",
     "transaction",
 )
 

@@ -1,0 +1,190 @@
+-- Firing: due timers become messages. `_timers_due` looks at READ COMMITTED, `_timers_fire` is the step that
+-- claims what was found and judges it again.
+--
+-- The step takes the partitions before the timers, as every step does, and does not wait for a timer that
+-- somebody is changing, so it cannot deadlock with a transaction that pushes to a partition and cancels a timer
+-- of it. One step at a time fires a tenant's timers: those of one partition enter it in the order in which they
+-- fell due (step 3.4-5), however many brokers look.
+
+-- The oldest timers that are due, at most batch_max and 4 MiB of them, each with its partition's id if there is
+-- one; else, in a row of its own, how long it is until the next one. Nothing while firing is switched off.
+create or replace function queen._timers_due(batch_max integer)
+returns table (
+    tenant integer, queue text, timer_key text, partition text, partition_id bigint, wait_seconds double precision
+)
+language plpgsql stable
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := queen.now();
+begin
+    if not queen._switched_on('timers_fire') then
+        return;
+    end if;
+    return query
+    select d.tenant_id, d.queue, d.timer_key, d.partition, p.id, null::double precision
+    from (
+        select t.*, sum(pg_column_size(t.payload)) over (order by t.fire_at, t.tenant_id, t.queue, t.timer_key) as bytes,
+               row_number() over (order by t.fire_at, t.tenant_id, t.queue, t.timer_key) as place
+        from (
+            select t.tenant_id, t.queue, t.timer_key, t.partition, t.payload, t.fire_at
+            from queen.timers t
+            where t.fire_at <= v_now
+            order by t.fire_at, t.tenant_id, t.queue, t.timer_key
+            limit _timers_due.batch_max
+        ) t
+    ) d
+    left join queen.queues q on q.tenant_id = d.tenant_id and q.name = d.queue
+    left join queen.partitions p on p.queue_id = q.id and p.name = d.partition
+    where d.place = 1 or d.bytes <= 4 * 1024 * 1024
+    order by d.place;
+
+    if not found then
+        return query
+        select null::integer, null::text, null::text, null::text, null::bigint,
+               extract(epoch from t.fire_at - v_now)::double precision
+        from queen.timers t
+        where t.fire_at > v_now
+        order by t.fire_at
+        limit 1;
+    end if;
+end;
+$$;
+
+comment on function queen._timers_due(integer) is
+    'The oldest due timers; or, when none is due, the seconds until the next one.';
+
+-- Fire those of a tenant's timers that are still due and still for the partition that was found: push their
+-- messages and remove them. A transaction id that its partition still remembers is not pushed again, and its
+-- timer is done (step 3.4-4); unless careful, that raises unique_violation and the call is to be made again.
+-- Answers how many timers fired in each queue, and nothing while another step is firing.
+create or replace function queen._timers_fire(
+    tenant integer,
+    queue text[],
+    timer_key text[],
+    partition text[],
+    partition_id bigint[],
+    careful boolean
+) returns table (fired_queue text, timer_count integer)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := queen.now();
+    v_timer record;
+    v_groups integer := 0;
+    v_group_queue text[] := '{}';
+    v_group_partition text[] := '{}';
+    v_group_partition_id bigint[] := '{}';
+    v_queue text[] := '{}';
+    v_timer_key text[] := '{}';
+    v_item_group integer[] := '{}';
+    v_message_id uuid[] := '{}';
+    v_transaction_id text[] := '{}';
+    v_producer_sub text[] := '{}';
+    v_payload text[] := '{}';
+begin
+    if not queen._switched_on('timers_fire')
+        or not pg_try_advisory_xact_lock(hashtext('queen.timers'), _timers_fire.tenant) then
+        return;
+    end if;
+
+    perform p.id
+    from queen.partitions p
+    where p.id = any(_timers_fire.partition_id)
+    order by p.id
+    for no key update;
+
+    for v_timer in
+        with held as materialized (
+            select t.*, u.partition_id
+            from unnest(_timers_fire.queue, _timers_fire.timer_key, _timers_fire.partition, _timers_fire.partition_id)
+                 u (queue, timer_key, partition, partition_id)
+            join queen.timers t
+                on t.tenant_id = _timers_fire.tenant and t.queue = u.queue and t.timer_key = u.timer_key
+            where t.partition = u.partition and t.fire_at <= v_now
+            for update of t skip locked
+        )
+        select h.* from held h order by h.queue, h.partition, h.fire_at, h.timer_key
+    loop
+        if v_groups = 0 or v_timer.queue <> v_group_queue[v_groups] or v_timer.partition <> v_group_partition[v_groups] then
+            v_groups := v_groups + 1;
+            v_group_queue := v_group_queue || v_timer.queue;
+            v_group_partition := v_group_partition || v_timer.partition;
+            v_group_partition_id := v_group_partition_id || v_timer.partition_id;
+        end if;
+        v_queue := v_queue || v_timer.queue;
+        v_timer_key := v_timer_key || v_timer.timer_key;
+        v_item_group := v_item_group || v_groups;
+        v_message_id := v_message_id || v_timer.message_id;
+        v_transaction_id := v_transaction_id || v_timer.transaction_id;
+        v_producer_sub := v_producer_sub || v_timer.producer_sub;
+        v_payload := v_payload || v_timer.payload::text;
+    end loop;
+    if v_groups = 0 then
+        return;
+    end if;
+
+    perform p.item
+    from queen._push(_timers_fire.tenant, v_group_queue, v_group_partition, v_group_partition_id, v_item_group,
+                     v_message_id, v_transaction_id, array_fill(null::uuid, array[cardinality(v_item_group)]),
+                     v_producer_sub, v_payload, _timers_fire.careful) p;
+
+    delete from queen.timers t
+    using unnest(v_queue, v_timer_key) u (queue, timer_key)
+    where t.tenant_id = _timers_fire.tenant and t.queue = u.queue and t.timer_key = u.timer_key;
+
+    return query select u.queue, count(*)::integer from unnest(v_queue) u (queue) group by u.queue;
+end;
+$$;
+
+comment on function queen._timers_fire(integer, text[], text[], text[], bigint[], boolean) is
+    'Fire those of the named timers that are still due; how many, by queue.';
+
+-- A timer cannot fire, and not for a passing reason: try again later, and after the last attempt file it as a dead
+-- letter of its queue (step 3.4-9).
+create or replace function queen._timer_fail(tenant integer, queue text, timer_key text, error text, attempts_max integer)
+returns table (dead boolean)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := queen.now();
+    v_timer queen.timers;
+    v_queue_id bigint;
+    v_partition_id bigint;
+begin
+    update queen.timers t
+    set attempts = t.attempts + 1,
+        last_error = _timer_fail.error,
+        fire_at = v_now + least(interval '1 second' * power(2, t.attempts + 1), interval '60 seconds')
+    where t.tenant_id = _timer_fail.tenant and t.queue = _timer_fail.queue and t.timer_key = _timer_fail.timer_key
+      and t.fire_at <= v_now
+    returning t.* into v_timer;
+    dead := coalesce(v_timer.attempts >= _timer_fail.attempts_max, false);
+    if dead then
+        v_queue_id := queen._ensure_queue(_timer_fail.tenant, _timer_fail.queue);
+        insert into queen.partitions (queue_id, name, created_at) values (v_queue_id, v_timer.partition, v_now)
+        on conflict (queue_id, name) do nothing;
+        select p.id into v_partition_id
+        from queen.partitions p
+        where p.queue_id = v_queue_id and p.name = v_timer.partition;
+
+        insert into queen.dead_letters (id, queue_id, partition_id, consumer_group, message_offset, message_id,
+                                        transaction_id, payload, error, retry_count, failed_at)
+        values (queen._uuid_v7(v_now), v_queue_id, v_partition_id, '__timer__', -1, v_timer.message_id,
+                v_timer.transaction_id, v_timer.payload, _timer_fail.error, v_timer.attempts, v_now);
+        delete from queen.timers t
+        where t.tenant_id = _timer_fail.tenant and t.queue = _timer_fail.queue and t.timer_key = _timer_fail.timer_key;
+    end if;
+    return next;
+end;
+$$;
+
+comment on function queen._timer_fail(integer, text, text, text, integer) is
+    'Count a timer''s failed attempt: it waits for the next, or becomes a dead letter after the last.';
