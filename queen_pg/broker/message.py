@@ -1,6 +1,7 @@
 """One message, as people look at it."""
 
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -22,7 +23,7 @@ class Message(msgspec.Struct, frozen=True):
     queue: str
     namespace: str
     task: str
-    options: str
+    options: dict[str, Any]
     dead_letter: bool
     error: str | None
     retry_count: int
@@ -47,4 +48,6 @@ async def find(
     if not rows:
         return None
     cursors = await db.read("_partition_cursors", partition_id=partition_id)
-    return Message(**rows[0]), [Cursor(**row) for row in cursors]
+    row = dict(rows[0])
+    row["options"] = msgspec.json.decode(row["options"])
+    return Message(**row), [Cursor(**row) for row in cursors]

@@ -10,12 +10,12 @@ from queen_pg.database import Database
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """A queue as it stands; `options` is the JSON object that the wire shows."""
+    """A queue as it stands, its options under their names on the wire."""
 
     uid: UUID
     namespace: str
     task: str
-    options: str
+    options: dict[str, Any]
 
 
 async def configure(
@@ -45,13 +45,13 @@ async def configure(
         )
 
     rows = await db.retry("_configure", deadline, attempt)
-    return Queue(**rows[0])
+    return _queue(rows[0])
 
 
 async def describe(db: Database, tenant: int, queue: str) -> Queue | None:
     """Return a queue, or None when there is none of that name."""
     rows = await db.read("_describe_queue", tenant=tenant, queue=queue)
-    return Queue(**rows[0]) if rows else None
+    return _queue(rows[0]) if rows else None
 
 
 async def delete(db: Database, tenant: int, queue: str, deadline: float) -> bool:
@@ -64,3 +64,7 @@ async def delete(db: Database, tenant: int, queue: str, deadline: float) -> bool
 
     rows = await db.retry("_delete_queue", deadline, attempt)
     return bool(rows[0]["_delete_queue"])
+
+
+def _queue(row: asyncpg.Record) -> Queue:
+    return Queue(row["uid"], row["namespace"], row["task"], msgspec.json.decode(row["options"]))

@@ -50,7 +50,7 @@ def _rendered(partition_id: str, message: Message, cursors: Sequence[Cursor]) ->
         "errorMessage": message.error,
         "retryCount": message.retry_count,
         "isEncrypted": False,
-        "queueConfig": msgspec.Raw(message.options),
+        "queueConfig": message.options,
         "mode": {
             "hasQueueMode": len(groups) < len(cursors),
             "busGroupsCount": len(groups),

@@ -66,7 +66,7 @@ async def configure(request: wire.AnyRequest) -> ASGIResponse:
             "namespace": queue.namespace,
             "task": queue.task,
             "storage": "segments",
-            "options": msgspec.Raw(queue.options),
+            "options": queue.options,
         }
     )
 
