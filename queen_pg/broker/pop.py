@@ -201,18 +201,19 @@ async def _enter(
 
     group = await look()
     subscribing = source.partition is None or bool(demand.conflation)
-    if group is not None and group["group_id"] is not None:
-        if group["registered"] or not subscribing:
-            return group
+    if group is not None and (
+        group["registered"] or (group["group_id"] is not None and not subscribing)
+    ):
+        return group
     if source.partition is not None:
-        known = group is not None and await db.read(
+        exists = group is not None and await db.read(
             "_resolve_partitions",
             deadline=deadline,
             tenant=source.tenant,
             group_queue=[source.queue],
             group_partition=[source.partition],
         )
-        if not known:
+        if not exists:
             return None
     await db.step(
         "_register_group",

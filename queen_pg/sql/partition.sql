@@ -27,7 +27,7 @@ create or replace function queen._offset_at(
     log_start_offset bigint,
     next_offset bigint
 ) returns bigint
-language plpgsql stable parallel safe as $$
+language plpgsql stable strict parallel safe as $$
 #variable_conflict use_column
 declare
     v_low bigint := _offset_at.log_start_offset;
