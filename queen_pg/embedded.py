@@ -156,6 +156,18 @@ class EmbeddedServer:
             os.close(self._lock)
             self._lock = None
 
+    def alive(self) -> bool:
+        """Whether the server's process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def revive(self) -> None:
+        """Start a server that died again, where its clients look for it."""
+        endpoint = self._running()
+        self._port = endpoint.port
+        cluster = self._cluster(_major_version(self._binary_folder()))
+        _stop_leftover(cluster)
+        self._launch(cluster)
+
     def _running(self) -> "Endpoint":
         if self.endpoint is None:
             raise EmbeddedError("the embedded server is not running")
@@ -273,10 +285,13 @@ class EmbeddedServer:
         if self._account is not None:
             os.chown(path, self._account.pw_uid, self._account.pw_gid)
 
-    def _binary(self, name: str) -> str:
+    def _binary_folder(self) -> Path:
         if self._bin is None:
             raise EmbeddedError("the embedded server has no binaries yet")
-        return str(self._bin / name)
+        return self._bin
+
+    def _binary(self, name: str) -> str:
+        return str(self._binary_folder() / name)
 
     def _run(self, name: str, *arguments: str, commands: str = "") -> None:
         done = subprocess.run(

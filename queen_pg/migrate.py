@@ -37,6 +37,7 @@ class State(msgspec.Struct, frozen=True):
     function_set: str | None
     head: str
     known: bool
+    server_version: str
 
     @property
     def current(self) -> bool:
@@ -67,6 +68,7 @@ async def upgrade(url: str) -> State:
 async def state(url: str) -> State:
     """Ask a database what it holds."""
     connection = await _connect(url)
+    version = connection.get_settings().server_version.split()[0]
     try:
         row = await connection.fetchrow(sql.read("reads/state"))
     except asyncpg.PostgresError as error:
@@ -75,7 +77,7 @@ async def state(url: str) -> State:
         row = None
     finally:
         await connection.close(timeout=CONNECT_SECONDS)
-    return _compare(*row) if row else _compare(None, None)
+    return _compare(version, *row) if row else _compare(version, None, None)
 
 
 def script(since: str | None = None) -> str:
@@ -111,15 +113,15 @@ def _state_under_lock(connection: Connection) -> State:
         with connection.begin_nested():
             row = connection.exec_driver_sql(sql.read("reads/state")).one()
     except ProgrammingError:
-        return _compare(None, None)
-    return _compare(row.revision, row.function_set)
+        return _compare("", None, None)
+    return _compare("", row.revision, row.function_set)
 
 
-def _compare(revision: str | None, function_set: str | None) -> State:
+def _compare(version: str, revision: str | None, function_set: str | None) -> State:
     revisions = ScriptDirectory.from_config(_config())
     known = {None, *(script.revision for script in revisions.walk_revisions())}
     head = revisions.get_current_head() or ""
-    return State(revision, function_set, head, known=revision in known)
+    return State(revision, function_set, head, revision in known, version)
 
 
 def _config() -> Config:

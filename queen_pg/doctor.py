@@ -1,0 +1,189 @@
+"""`queen-pg doctor`: what a database has, what that costs, and what to set."""
+
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+import asyncpg
+import msgspec
+
+from queen_pg import migrate, sql
+from queen_pg.config import Settings
+
+Grade = Literal["good", "poor", "bad"]
+
+SERVER_VERSION_MIN = 150_000
+PRED_LOCKS_PER_TRANSACTION = 2048
+PRED_LOCKS_PER_PAGE = 200
+PRED_LOCKS_PER_RELATION = 100_000
+CLOCK_DIFFERENCE_SECONDS = 1.0
+CONNECT_SECONDS = 10.0
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the report; the advice is empty where there is nothing to do."""
+
+    grade: Grade
+    subject: str
+    value: str
+    advice: str = ""
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Look at the database that the settings name; raise what the driver raises when it is away."""
+    url = settings.pg_url or ""
+    connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS)
+    try:
+        before = time.time()
+        row = await connection.fetchrow(sql.read("reads/doctor"))
+        middle = (before + time.time()) / 2
+    finally:
+        await connection.close()
+    findings = [
+        *_server(row),
+        *_predicate_locks(row),
+        *_durability(row),
+        *_connections(row, settings),
+        *_rights(row, settings),
+        _clock(row["clock"] - middle),
+    ]
+    if row["may_use_schema"] or not row["installed"]:
+        findings.append(_schema(await migrate.state(url)))
+    return findings
+
+
+def _server(row: asyncpg.Record) -> Iterator[Finding]:
+    version = row["server_version"]
+    yield _judge(
+        version >= SERVER_VERSION_MIN,
+        "bad",
+        "server version",
+        f"{version // 10_000}.{version % 10_000}",
+        f"PostgreSQL {SERVER_VERSION_MIN // 10_000} or later is needed",
+    )
+    yield _judge(
+        not row["in_recovery"],
+        "bad",
+        "takes writes",
+        "no" if row["in_recovery"] else "yes",
+        "this is a replica: name its primary, or all hosts, in QUEEN_PG_URL",
+    )
+    yield _judge(
+        row["server_encoding"] == "UTF8",
+        "bad",
+        "server_encoding",
+        row["server_encoding"],
+        "create the database with encoding UTF8",
+    )
+    yield _judge(
+        row["wal_level"] == "logical",
+        "poor",
+        "wal_level",
+        row["wal_level"],
+        "replicas follow by logical replication: set wal_level = logical and restart",
+    )
+
+
+def _predicate_locks(row: asyncpg.Record) -> Iterator[Finding]:
+    per_transaction = row["max_pred_locks_per_transaction"]
+    yield _judge(
+        per_transaction >= PRED_LOCKS_PER_TRANSACTION,
+        "poor",
+        "max_pred_locks_per_transaction",
+        str(per_transaction),
+        "large steps lock whole tables and make others run again:"
+        f" set it to {PRED_LOCKS_PER_TRANSACTION} and restart",
+    )
+    per_relation = row["max_pred_locks_per_relation"]
+    # A negative value is a divisor of the limit per transaction.
+    effective = per_relation if per_relation >= 0 else per_transaction // -per_relation
+    yield _judge(
+        effective >= PRED_LOCKS_PER_RELATION,
+        "poor",
+        "max_pred_locks_per_relation",
+        str(per_relation),
+        f"a step over more than {effective} partitions locks the whole table:"
+        f" set it to {PRED_LOCKS_PER_RELATION} and reload",
+    )
+    yield _judge(
+        row["max_pred_locks_per_page"] >= PRED_LOCKS_PER_PAGE,
+        "poor",
+        "max_pred_locks_per_page",
+        str(row["max_pred_locks_per_page"]),
+        "steps lock neighbours on the same page, which then run again:"
+        f" set it to {PRED_LOCKS_PER_PAGE} and reload",
+    )
+
+
+def _durability(row: asyncpg.Record) -> Iterator[Finding]:
+    for name, loss in (
+        ("fsync", "a crash of the machine can destroy the database"),
+        ("full_page_writes", "a crash of the machine can destroy pages"),
+        ("synchronous_commit", "a crash can lose steps that were answered"),
+    ):
+        yield _judge(row[name] != "off", "bad", name, row[name], f"{loss}: set it to on")
+
+
+def _connections(row: asyncpg.Record, settings: Settings) -> Iterator[Finding]:
+    wanted = 2 * settings.pg_pool_size * settings.workers
+    yield _judge(
+        wanted <= row["connections"],
+        "poor",
+        "connections",
+        f"{wanted} of {row['connections']}",
+        "this broker alone may want more than the server has: lower QUEEN_PG_POOL_SIZE,"
+        " or raise max_connections",
+    )
+
+
+def _rights(row: asyncpg.Record, settings: Settings) -> Iterator[Finding]:
+    yield _judge(
+        not row["superuser"],
+        "poor",
+        "role",
+        row["role"],
+        "a superuser is more than the broker needs: give it a role of its own with CREATE on the"
+        " database",
+    )
+    able = row["owns_schema"] if row["installed"] else row["may_create"]
+    yield _judge(
+        able,
+        "bad" if settings.migrate else "poor",
+        "may migrate",
+        "yes" if able else "no",
+        "run `queen-pg migrate` as the owner of the schema queen, or apply `queen-pg migrate --sql`"
+        if row["installed"]
+        else "grant create on the database to this role, or migrate with another one",
+    )
+    if row["installed"]:
+        yield _judge(
+            row["may_use_schema"],
+            "bad",
+            "may use the schema",
+            "yes" if row["may_use_schema"] else "no",
+            "grant usage on the schema queen to this role",
+        )
+
+
+def _clock(difference: float) -> Finding:
+    return _judge(
+        abs(difference) <= CLOCK_DIFFERENCE_SECONDS,
+        "poor",
+        "clock difference",
+        f"{difference:+.3f} s",
+        "leases and timers go by the database's clock; synchronise both machines",
+    )
+
+
+def _schema(state: migrate.State) -> Finding:
+    if not state.known:
+        return Finding("bad", "schema", f"revision {state.revision}", "install a later release")
+    if state.revision is None:
+        return Finding("poor", "schema", "not installed", "run `queen-pg migrate`")
+    if not state.current:
+        return Finding("poor", "schema", f"revision {state.revision}", "run `queen-pg migrate`")
+    return Finding("good", "schema", f"revision {state.revision}")
+
+
+def _judge(good: bool, otherwise: Grade, subject: str, value: str, advice: str) -> Finding:
+    return Finding("good", subject, value) if good else Finding(otherwise, subject, value, advice)

@@ -1,0 +1,273 @@
+"""`queen-pg serve`: the processes of a broker, from the first check to the last answer.
+
+The first process owns the embedded server, migrates, and either serves by itself or watches over
+worker processes that share its port. A signal goes through the layers from above: parked pops are
+answered empty, what is in flight is answered, the database is closed, the embedded server stops.
+"""
+
+import asyncio
+import contextlib
+import multiprocessing
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Semaphore
+
+import asyncpg
+import msgspec
+import uvloop
+from granian.constants import Interfaces
+from granian.log import LogLevels
+from granian.server.embed import Server
+
+from queen_pg import __version__, migrate
+from queen_pg.app import create_app, drain
+from queen_pg.config import Settings, without_password
+from queen_pg.embedded import EmbeddedServer
+from queen_pg.telemetry import configure_logging, logger
+
+BACKLOG = 1024
+# A parked pop is a request in flight; the server must not refuse connections for their number.
+REQUESTS_MAX = 100_000
+# A little more than the longest deadline on the wire.
+DRAIN_SECONDS = 65.0
+DATABASE_WAIT_SECONDS = 30.0
+WATCH_SECONDS = 0.25
+# Granian's own lines join ours, from errors on.
+GRANIAN_LOGGING = {
+    "loggers": {"_granian": {"propagate": True}, "granian.access": {"propagate": False}}
+}
+
+_log = logger("serve")
+
+
+class ServeError(Exception):
+    """The broker cannot start, or cannot go on; the message says why."""
+
+
+def serve(settings: Settings) -> None:
+    """Run a broker until it is told to stop; raise ServeError when it cannot."""
+    configure_logging(settings.log_level, json=settings.log_json)
+    # Until the event loop takes over, a signal ends the process by the way of every `finally`.
+    signal.signal(signal.SIGTERM, _end)
+    settings = msgspec.structs.replace(settings, port=_claimed_port(settings))
+    with _database(settings) as (settings, embedded):
+        uvloop.run(_supervise(settings, embedded))
+
+
+@contextlib.contextmanager
+def _database(settings: Settings) -> Iterator[tuple[Settings, EmbeddedServer | None]]:
+    """Yield the settings with a database's URL in them, and the embedded server if it is ours."""
+    if settings.pg_url is not None:
+        yield settings, None
+        return
+    with EmbeddedServer(settings.data_folder) as embedded:
+        yield msgspec.structs.replace(settings, pg_url=embedded.url), embedded
+
+
+async def _supervise(settings: Settings, embedded: EmbeddedServer | None) -> None:
+    """Prepare the database, run the workers, and keep the embedded server alive meanwhile."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    version = await _prepare(settings, stop)
+    if stop.is_set():
+        return
+
+    def ready() -> None:
+        _log.info(
+            "ready",
+            url=_http_url(settings),
+            database=without_password(settings.pg_url or ""),
+            embedded=embedded is not None,
+            postgresql=version,
+            version=__version__,
+            workers=settings.workers,
+        )
+
+    watch = loop.create_task(_keep_alive(embedded)) if embedded is not None else None
+    try:
+        if settings.workers == 1:
+            await _work(settings, ready, stop)
+        else:
+            await _watch_workers(settings, ready, stop)
+    finally:
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait([watch])
+
+
+async def _prepare(settings: Settings, stop: asyncio.Event) -> str:
+    """Wait for the database, bring it up to date or check that it is; return its version."""
+    url = settings.pg_url or ""
+    deadline = asyncio.get_running_loop().time() + DATABASE_WAIT_SECONDS
+    warned = False
+    while not stop.is_set():
+        try:
+            if settings.migrate:
+                state = await migrate.upgrade(url)
+            else:
+                state = await migrate.state(url)
+                _check(state)
+            return state.server_version
+        except (OSError, asyncpg.CannotConnectNowError, asyncpg.InternalClientError) as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise ServeError(
+                    f"no connection to {without_password(url)}: {error or type(error).__name__}"
+                ) from error
+            if not warned:
+                _log.warning("database.awaited", database=without_password(url), error=str(error))
+                warned = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 1)
+        except (asyncpg.PostgresError, migrate.NewerDatabase) as error:
+            raise ServeError(str(error)) from error
+    return ""
+
+
+def _check(state: migrate.State) -> None:
+    if not state.known:
+        raise migrate.NewerDatabase(
+            f"the database is at revision {state.revision}; this release ends at {state.head}"
+        )
+    if state.revision != state.head:
+        raise ServeError(
+            f"the database is at revision {state.revision}, and this release needs {state.head};"
+            " run `queen-pg migrate`, or set QUEEN_MIGRATE=on"
+        )
+    if not state.current:
+        _log.warning("database.functions_differ", hint="run `queen-pg migrate`")
+
+
+async def _work(settings: Settings, ready: Callable[[], None], stop: asyncio.Event) -> None:
+    """Serve HTTP until told to stop; then answer what is in flight."""
+    app = create_app(settings)
+    async with app.lifespan():
+        server = Server(
+            app,
+            address=settings.host,
+            port=settings.port,
+            interface=Interfaces.ASGINL,
+            websockets=False,
+            backlog=BACKLOG,
+            backpressure=REQUESTS_MAX,
+            log_level=LogLevels.error,
+            log_dictconfig=GRANIAN_LOGGING,
+        )
+        serving = asyncio.create_task(server.serve())
+        await _listening(settings, serving)
+        ready()
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if serving.done():
+            raise ServeError("the HTTP server ended by itself")
+        _log.info("stopping", url=_http_url(settings))
+        await drain(app)
+        server.stop()
+        await asyncio.wait([serving], timeout=DRAIN_SECONDS)
+
+
+async def _listening(settings: Settings, serving: asyncio.Task[None]) -> None:
+    while not serving.done():
+        try:
+            _, writer = await asyncio.open_connection(_reachable(settings.host), settings.port)
+        except OSError:
+            await asyncio.sleep(0.005)
+            continue
+        writer.close()
+        return
+    serving.result()
+
+
+async def _watch_workers(
+    settings: Settings, ready: Callable[[], None], stop: asyncio.Event
+) -> None:
+    """Run worker processes; stop all of them when told to, or when one ends by itself."""
+    spawn = multiprocessing.get_context("spawn")
+    started = spawn.Semaphore(0)
+    processes = [
+        spawn.Process(target=_worker, args=(settings, started), name=f"queen-pg worker {place}")
+        for place in range(1, settings.workers + 1)
+    ]
+    for process in processes:
+        process.start()
+    waiting = len(processes)
+    failed = False
+    while not stop.is_set() and not failed:
+        failed = not all(process.is_alive() for process in processes)
+        while waiting and started.acquire(block=False):
+            waiting -= 1
+            if not waiting:
+                ready()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), WATCH_SECONDS)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        await asyncio.to_thread(process.join)
+    if failed:
+        raise ServeError("a worker process ended by itself")
+
+
+def _worker(settings: Settings, started: Semaphore) -> None:
+    """The main function of a worker process."""
+    configure_logging(settings.log_level, json=settings.log_json)
+    # Ctrl-C at a terminal reaches every process; the first one passes it on in its own way.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            # Readable once the parent is gone, however it went.
+            loop.add_reader(parent.sentinel, stop.set)
+        await _work(settings, started.release, stop)
+
+    uvloop.run(run())
+
+
+async def _keep_alive(embedded: EmbeddedServer) -> None:
+    """Start the embedded server again when it has died under us."""
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        if not embedded.alive():
+            _log.error("embedded.died", folder=str(embedded.folder))
+            await asyncio.to_thread(embedded.revive)
+            _log.info("embedded.revived", folder=str(embedded.folder))
+
+
+def _claimed_port(settings: Settings) -> int:
+    """Return the port, after a look that nobody listens there.
+
+    Workers share the port by SO_REUSEPORT, so a second broker would silently share it too.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+            probe.listen()
+        except OSError as error:
+            raise ServeError(
+                f"cannot listen on {settings.host} port {settings.port}: {error.strerror};"
+                " choose others with HOST and PORT"
+            ) from error
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _http_url(settings: Settings) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{settings.port}"
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(0)
