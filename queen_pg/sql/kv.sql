@@ -98,8 +98,9 @@ comment on function queen._kv_hold(integer, jsonb, timestamptz) is
 
 -- A version is drawn under its row's lock, so that a key's versions rise in the order of commits (step 2.7). A
 -- new row is no lock before it is there, so its version is drawn again when anybody drew one since: they may
--- have written and deleted this very key.
-create or replace function queen._kv_settle(tenant integer, operation jsonb, drawn bigint) returns bigint
+-- have written and deleted this very key. The row is found by its place: its key's index page is where others
+-- insert their keys.
+create or replace function queen._kv_settle(place tid, drawn bigint) returns bigint
 language plpgsql as $$
 declare
     v_version bigint;
@@ -108,13 +109,13 @@ begin
         return _kv_settle.drawn;
     end if;
     update queen.kv k set version = nextval('queen.kv_version')
-    where k.tenant_id = _kv_settle.tenant and k.namespace = _kv_settle.operation->>'ns' and k.key = _kv_settle.operation->>'key'
+    where k.ctid = _kv_settle.place
     returning k.version into v_version;
     return v_version;
 end;
 $$;
 
-comment on function queen._kv_settle(integer, jsonb, bigint) is 'The version that a row just created keeps.';
+comment on function queen._kv_settle(tid, bigint) is 'The version that a row just created, at its place, keeps.';
 
 -- Carry out a put if its condition holds. An expected version is not looked for where there is no row at all:
 -- the row is created then, and created says so.
@@ -130,6 +131,7 @@ language plpgsql as $$
 declare
     v_drawn bigint := nextval('queen.kv_version');
     v_expect bigint := case when _kv_put.operation->>'op' = 'putIfAbsent' then 0 else (_kv_put.operation->>'expect')::bigint end;
+    v_place tid;
 begin
     insert into queen.kv as k (tenant_id, namespace, key, version, value, expires_at, created_at, updated_at)
     values (_kv_put.tenant, _kv_put.operation->>'ns', _kv_put.operation->>'key', v_drawn, (_kv_put.operation->>'value')::json,
@@ -145,11 +147,11 @@ begin
         when queen._kv_live(k.expires_at, _kv_put.moment) then k.version = v_expect
         else v_expect = 0
     end
-    returning k.version into version;
+    returning k.version, k.ctid into version, v_place;
 
     created := coalesce(version = v_drawn, false);
     if created then
-        version := queen._kv_settle(tenant, _kv_put.operation, v_drawn);
+        version := queen._kv_settle(v_place, v_drawn);
     end if;
 end;
 $$;
@@ -171,6 +173,7 @@ language plpgsql as $$
 declare
     v_drawn bigint := nextval('queen.kv_version');
     v_delta numeric := (_kv_incr.operation->>'delta')::numeric;
+    v_place tid;
 begin
     insert into queen.kv as k (tenant_id, namespace, key, version, value, expires_at, created_at, updated_at)
     values (_kv_incr.tenant, _kv_incr.operation->>'ns', _kv_incr.operation->>'key', v_drawn, trim_scale(v_delta)::text::json,
@@ -183,10 +186,10 @@ begin
         created_at = case when queen._kv_live(k.expires_at, _kv_incr.moment) then k.created_at else _kv_incr.moment end,
         updated_at = _kv_incr.moment
     where not queen._kv_live(k.expires_at, _kv_incr.moment) or queen._kv_refusal(_kv_incr.operation, k.version, k.value) is null
-    returning k.version, k.value into version, value;
+    returning k.version, k.value, k.ctid into version, value, v_place;
 
     if version = v_drawn then
-        version := queen._kv_settle(tenant, _kv_incr.operation, v_drawn);
+        version := queen._kv_settle(v_place, v_drawn);
     end if;
 end;
 $$;
