@@ -60,6 +60,8 @@ def configure_logging(level: str, *, json: bool) -> None:
     # Their chatter at info says nothing that our own lines do not.
     for name in ("alembic", "httpx", "asyncio", "_granian", "granian"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    # Its pool warns with a traceback for each attempt while a database is away.
+    logging.getLogger("asyncpg").setLevel(logging.ERROR)
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:
