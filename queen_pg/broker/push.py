@@ -100,6 +100,18 @@ class Arrays(msgspec.Struct, frozen=True):
     places: list[int]
     arguments: dict[str, Any]
 
+    async def store(
+        self, db: Database, tenant: int, deadline: float, *, careful: bool
+    ) -> list[PushResult]:
+        """Run the step. Optimistic unless careful: a duplicate then raises DuplicateMessage."""
+        function, more = ("_push", {"careful": True}) if careful else ("_append", {})
+        rows = await db.step(function, deadline=deadline, tenant=tenant, **self.arguments, **more)
+        return self.results(
+            rows
+            if careful
+            else [{"item": item, "status": "queued", **row} for item, row in enumerate(rows, 1)]
+        )
+
     def results(self, rows: Iterable[Mapping[str, Any]]) -> list[PushResult]:
         """Return the results that queen._push answered, in the order of the call."""
         by_place = {self.places[row["item"] - 1]: row for row in rows}
@@ -147,15 +159,12 @@ async def _push_all(
         nonlocal careful
         arrays = await batch.resolve(db, tenant, deadline)
         try:
-            rows = await db.step(
-                "_push", deadline=deadline, tenant=tenant, **arrays.arguments, careful=careful
-            )
+            return await arrays.store(db, tenant, deadline, careful=careful)
         except DuplicateMessage:
             if careful:
                 raise
             careful = True
             return await attempt()
-        return arrays.results(rows)
 
     return await db.retry("push", deadline, attempt)
 

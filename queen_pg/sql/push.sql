@@ -1,15 +1,15 @@
 -- Push: messages go to the end of their partitions, each partition's share as one append.
 --
--- The partition's row is locked first and numbers the messages, so offsets have no gaps and their order is
--- the order of commits. Stamps are taken after the lock and rise strictly along the partition; ids made from
+-- The partition's row is updated first and numbers the messages, so offsets have no gaps and their order is
+-- the order of commits. Stamps are taken under that lock and rise strictly along the partition; ids made from
 -- them rise with the offsets (data-plane 2.2-7). Nothing here reads an index page that others insert into,
 -- except the careful search for duplicates.
 --
 -- A call's messages come as arrays in the order of their groups; a group is the call's share for one
 -- partition: its queue and name, and the partition's id, or null when it did not exist as the call began.
 
--- Append every message. A stored or in-call duplicate of a transaction id raises unique_violation on
--- messages_transaction_id_key; a partition that is gone raises QU900.
+-- Append every message, and return them in their order. A stored or in-call duplicate of a transaction id raises
+-- unique_violation on messages_transaction_id_key; a partition that is gone raises QU900.
 create or replace function queen._append(
     tenant integer,
     group_queue text[],
@@ -21,104 +21,100 @@ create or replace function queen._append(
     item_trace_id uuid[],
     item_producer_sub text[],
     item_payload text[]
-) returns table (item integer, message_id uuid, message_offset bigint, partition_id bigint)
-language plpgsql as $$
+) returns table (message_id uuid, message_offset bigint, partition_id bigint)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
 #variable_conflict use_column
 declare
     v_groups integer := cardinality(_append.group_queue);
     v_id bigint[] := _append.group_partition_id;
-    v_queue_id bigint[] := array_fill(null::bigint, array[v_groups]);
-    v_first integer[] := array_fill(0, array[v_groups]);
+    v_queue_id bigint[] := array_fill(0::bigint, array[v_groups]);
     v_size integer[] := array_fill(0, array[v_groups]);
-    v_base bigint[] := array_fill(0::bigint, array[v_groups]);
+    v_first bigint[] := array_fill(0::bigint, array[v_groups]);
     v_next bigint[] := array_fill(0::bigint, array[v_groups]);
     v_stamp timestamptz[] := array_fill(null::timestamptz, array[v_groups]);
-    v_locked integer := 0;
-    v_now timestamptz;
+    v_head text[] := array_fill(''::text, array[v_groups]);
+    v_found integer := 0;
     v_row record;
     v_new record;
-    v_group integer;
 begin
-    for v_place in 1 .. cardinality(_append.item_group) loop
-        v_group := _append.item_group[v_place];
-        if v_size[v_group] = 0 then
-            v_first[v_group] := v_place;
-        end if;
-        v_size[v_group] := v_size[v_group] + 1;
+    -- v_first: where a group's items begin, and from below, what turns an item's place into its offset.
+    for v_row in
+        select i.item_group, min(i.place) as first, count(*) as size
+        from unnest(_append.item_group) with ordinality i (item_group, place)
+        group by i.item_group
+    loop
+        v_first[v_row.item_group] := v_row.first;
+        v_size[v_row.item_group] := v_row.size;
     end loop;
 
+    -- In the order of the ids, which is the order of the locks; the stamp is taken once the row is held.
     for v_row in
-        select g.place::integer as place, p.queue_id, p.next_offset, p.last_append_at
-        from unnest(v_id) with ordinality g (id, place)
-        join queen.partitions p on p.id = g.id
-        order by p.id
-        for no key update of p
+        update queen.partitions p
+        set next_offset = p.next_offset + u.size,
+            last_append_at = greatest(queen.now(), p.last_append_at + interval '1 microsecond')
+        from unnest(v_id, v_size) with ordinality u (id, size, place)
+        where p.id = u.id
+        returning u.place::integer as place, p.queue_id, p.next_offset, p.last_append_at
     loop
         v_queue_id[v_row.place] := v_row.queue_id;
-        v_base[v_row.place] := v_row.next_offset;
+        v_next[v_row.place] := v_row.next_offset;
         v_stamp[v_row.place] := v_row.last_append_at;
-        v_locked := v_locked + 1;
+        v_found := v_found + 1;
     end loop;
-    if v_locked <> v_groups - coalesce(cardinality(array_positions(v_id, null)), 0) then
-        perform queen._fail('QU900', 'a partition of this call has been deleted');
+
+    if v_found < v_groups then
+        if v_found <> v_groups - coalesce(cardinality(array_positions(v_id, null)), 0) then
+            perform queen._fail('QU900', 'a partition of this call has been deleted');
+        end if;
+        -- A new partition is inserted as this append leaves it, so that a step which creates one reads nothing.
+        for v_row in
+            select g.place::integer as place, g.queue, g.partition
+            from unnest(_append.group_queue, _append.group_partition, v_id) with ordinality g (queue, partition, id, place)
+            where g.id is null
+            order by g.queue, g.partition
+        loop
+            v_queue_id[v_row.place] := queen._ensure_queue(_append.tenant, v_row.queue);
+            insert into queen.partitions as p (queue_id, name, next_offset, last_append_at, created_at)
+            select v_queue_id[v_row.place], v_row.partition, v_size[v_row.place], c.moment, c.moment
+            from (select queen.now() as moment) c
+            on conflict (queue_id, name) do nothing
+            returning p.id, p.next_offset, p.last_append_at into v_new;
+            if not found then
+                -- Another call created it between this one's look and now.
+                update queen.partitions p
+                set next_offset = p.next_offset + v_size[v_row.place],
+                    last_append_at = greatest(queen.now(), p.last_append_at + interval '1 microsecond')
+                where p.queue_id = v_queue_id[v_row.place] and p.name = v_row.partition
+                returning p.id, p.next_offset, p.last_append_at into v_new;
+            end if;
+            v_id[v_row.place] := v_new.id;
+            v_next[v_row.place] := v_new.next_offset;
+            v_stamp[v_row.place] := v_new.last_append_at;
+        end loop;
     end if;
 
-    v_now := queen.now();
     for v_group in 1 .. v_groups loop
-        v_stamp[v_group] := greatest(v_now, v_stamp[v_group] + interval '1 microsecond');
-        v_next[v_group] := v_base[v_group] + v_size[v_group];
-    end loop;
-
-    update queen.partitions p
-    set next_offset = u.next_offset, last_append_at = u.stamp
-    from unnest(v_id, v_next, v_stamp, v_size) u (id, next_offset, stamp, size)
-    where p.id = u.id and u.size > 0;
-
-    -- A new partition is inserted as this append leaves it, so that a step which creates one reads nothing.
-    for v_row in
-        select g.place::integer as place, g.queue, g.partition
-        from unnest(_append.group_queue, _append.group_partition, v_id) with ordinality g (queue, partition, id, place)
-        where g.id is null
-        order by g.queue, g.partition
-    loop
-        v_group := v_row.place;
-        v_queue_id[v_group] := queen._ensure_queue(_append.tenant, v_row.queue);
-        insert into queen.partitions as p (queue_id, name, next_offset, last_append_at, created_at)
-        values (v_queue_id[v_group], v_row.partition, v_size[v_group], v_stamp[v_group], v_now)
-        on conflict (queue_id, name) do nothing
-        returning p.id, p.next_offset, p.last_append_at into v_new;
-        if not found then
-            -- Another call created it between this one's look and now.
-            update queen.partitions p
-            set next_offset = p.next_offset + v_size[v_group],
-                last_append_at = greatest(queen.now(), p.last_append_at + interval '1 microsecond')
-            where p.queue_id = v_queue_id[v_group] and p.name = v_row.partition
-            returning p.id, p.next_offset, p.last_append_at into v_new;
-        end if;
-        v_id[v_group] := v_new.id;
-        v_base[v_group] := v_new.next_offset - v_size[v_group];
-        v_next[v_group] := v_new.next_offset;
-        v_stamp[v_group] := v_new.last_append_at;
+        v_first[v_group] := v_next[v_group] - v_size[v_group] - v_first[v_group];
+        v_head[v_group] := queen._uuid_v7_head(v_stamp[v_group]);
     end loop;
 
     return query
-    with numbered as materialized (
-        select i.place::integer as item,
-               v_id[i.item_group] as partition_id,
-               v_base[i.item_group] + i.place - v_first[i.item_group] as message_offset,
-               v_stamp[i.item_group] as created_at,
-               coalesce(i.message_id, queen._uuid_v7(v_stamp[i.item_group], i.place - v_first[i.item_group])) as message_id,
-               i.transaction_id, i.trace_id, i.producer_sub, i.payload
+    insert into queen.messages (partition_id, message_offset, created_at, id, trace_id, transaction_id, producer_sub, payload)
+    select v_id[n.item_group], v_first[n.item_group] + n.place, v_stamp[n.item_group], n.message_id, n.trace_id,
+           coalesce(n.transaction_id, n.message_id::text), n.producer_sub, n.payload::json
+    from (
+        select i.item_group, i.place, i.transaction_id, i.trace_id, i.producer_sub, i.payload,
+               coalesce(i.message_id, (v_head[i.item_group] || to_hex(8388608 + i.place) || right(gen_random_uuid()::text, 10))::uuid)
+                   as message_id
         from unnest(_append.item_group, _append.item_message_id, _append.item_transaction_id,
                     _append.item_trace_id, _append.item_producer_sub, _append.item_payload)
              with ordinality i (item_group, message_id, transaction_id, trace_id, producer_sub, payload, place)
-    ), stored as (
-        insert into queen.messages (partition_id, message_offset, created_at, id, trace_id, transaction_id, producer_sub, payload)
-        select n.partition_id, n.message_offset, n.created_at, n.message_id, n.trace_id,
-               coalesce(n.transaction_id, n.message_id::text), n.producer_sub, n.payload::json
-        from numbered n
-    )
-    select n.item, n.message_id, n.message_offset, n.partition_id from numbered n order by n.item;
+        offset 0
+    ) n
+    returning queen.messages.id, queen.messages.message_offset, queen.messages.partition_id;
 
     -- Written even where it changes nothing: an ack that has judged the partition drained must meet this row
     -- changed, and judge again.
@@ -225,7 +221,7 @@ create or replace function queen._append_chosen(
     item_producer_sub text[],
     item_payload text[],
     chosen integer[]
-) returns table (item integer, message_id uuid, message_offset bigint, partition_id bigint)
+) returns table (item integer, message_id uuid, message_offset bigint)
 language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -248,10 +244,10 @@ begin
 
     perform queen._demote_repeats(v_partition_id, v_transaction_id);
     return query
-    select a.item, a.message_id, a.message_offset, a.partition_id
+    select a.item::integer, a.message_id, a.message_offset
     from queen._append(_append_chosen.tenant, _append_chosen.group_queue, _append_chosen.group_partition,
                        _append_chosen.group_partition_id, v_group, v_message_id, v_transaction_id, v_trace_id,
-                       v_producer_sub, v_payload) a;
+                       v_producer_sub, v_payload) with ordinality a (message_id, message_offset, partition_id, item);
 end;
 $$;
 
@@ -289,10 +285,11 @@ declare
 begin
     if not _push.careful then
         return query
-        select a.item, 'queued', a.message_id, a.message_offset
+        select a.item::integer, 'queued', a.message_id, a.message_offset
         from queen._append(_push.tenant, _push.group_queue, _push.group_partition, _push.group_partition_id,
                            _push.item_group, _push.item_message_id, _push.item_transaction_id,
-                           _push.item_trace_id, _push.item_producer_sub, _push.item_payload) a;
+                           _push.item_trace_id, _push.item_producer_sub, _push.item_payload)
+             with ordinality a (message_id, message_offset, partition_id, item);
         return;
     end if;
 
