@@ -8,6 +8,7 @@
     ├── PayloadTooLarge  413  payload_too_large
     │   └── NameTooLong  413  name_too_long
     ├── Overloaded       429  overloaded       a named limit was reached; Retry-After
+    ├── Declined         varies                KV, timers, locks: a code, a finer reason
     ├── Internal         500  internal         ours to fix; the log holds the incident
     ├── Unavailable      503  retry, timeout, outcome_unknown or no_leader; Retry-After
     └── StorageFull      507  storage_full     writes that grow storage are refused
@@ -22,7 +23,7 @@ The database names its errors by SQLSTATE; `database.py` translates, and nothing
 texts.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 UnavailableCode = Literal["retry", "timeout", "outcome_unknown", "no_leader"]
 
@@ -33,7 +34,7 @@ class QueenError(Exception):
     """An error with a wire form: a status, a code and one sentence."""
 
     code: str = "internal"
-    status: ClassVar[int] = 500
+    status: int = 500
     retry_after: int | None = None
 
     def __init__(self, message: str, *, detail: dict[str, Any] | None = None) -> None:
@@ -89,6 +90,28 @@ class Overloaded(QueenError):
     code = "overloaded"
     status = 429
     retry_after = RETRY_AFTER_SECONDS
+
+
+class Declined(QueenError):
+    """KV, timers or locks refuse a call or one of its operations.
+
+    These surfaces answer `{error, reason, detail}`: the code, a finer one, and prose (step 0.1).
+    """
+
+    def __init__(
+        self,
+        code: str,
+        reason: str,
+        message: str,
+        *,
+        status: int = 400,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.status = status
+        self.retry_after = retry_after
 
 
 class Internal(QueenError):
