@@ -6,6 +6,7 @@ from uuid import UUID
 
 import msgspec
 
+from queen_pg.broker.partition import PartitionName, resolve
 from queen_pg.database import Database
 from queen_pg.errors import DuplicateMessage
 
@@ -43,7 +44,7 @@ class Batch:
 
     def __init__(self, items: Sequence[PushItem]) -> None:
         self._items = items
-        self._groups: dict[tuple[str, str], list[int]] = {}
+        self._groups: dict[PartitionName, list[int]] = {}
         for place, item in enumerate(items):
             self._groups.setdefault((item.queue, item.partition), []).append(place)
 
@@ -56,34 +57,24 @@ class Batch:
             for place in places
         }
 
-    async def resolve(self, db: Database, tenant: int, deadline: float) -> "Arrays":
-        """Look up the partitions' ids and lay the arrays out."""
-        names = list(self._groups)
-        ids: list[int | None] = [None] * len(names)
-        if names:
-            for row in await db.read(
-                "_resolve_partitions",
-                deadline=deadline,
-                tenant=tenant,
-                group_queue=[queue for queue, _ in names],
-                group_partition=[partition for _, partition in names],
-            ):
-                ids[row["place"] - 1] = row["partition_id"]
-        order = sorted(
-            range(len(names)), key=lambda group: (ids[group] is None, ids[group] or 0, names[group])
-        )
-        places = [place for group in order for place in self._groups[names[group]]]
+    @property
+    def names(self) -> list[PartitionName]:
+        """The partitions that the call pushes to."""
+        return list(self._groups)
+
+    def lay_out(self, ids: Mapping[PartitionName, int]) -> "Arrays":
+        """Lay the arrays out, given the ids of the partitions that exist."""
+        order = sorted(self._groups, key=lambda name: (name not in ids, ids.get(name, 0), name))
+        places = [place for group in order for place in self._groups[group]]
         items = [self._items[place] for place in places]
         return Arrays(
             places=places,
             arguments={
-                "group_queue": [names[group][0] for group in order],
-                "group_partition": [names[group][1] for group in order],
-                "group_partition_id": [ids[group] for group in order],
+                "group_queue": [queue for queue, _ in order],
+                "group_partition": [partition for _, partition in order],
+                "group_partition_id": [ids.get(name) for name in order],
                 "item_group": [
-                    number
-                    for number, group in enumerate(order, 1)
-                    for _ in self._groups[names[group]]
+                    number for number, group in enumerate(order, 1) for _ in self._groups[group]
                 ],
                 "item_message_id": [item.message_id for item in items],
                 "item_transaction_id": [item.transaction_id for item in items],
@@ -157,7 +148,7 @@ async def _push_all(
 
     async def attempt() -> list[PushResult]:
         nonlocal careful
-        arrays = await batch.resolve(db, tenant, deadline)
+        arrays = batch.lay_out(await resolve(db, tenant, batch.names, deadline))
         try:
             return await arrays.store(db, tenant, deadline, careful=careful)
         except DuplicateMessage:

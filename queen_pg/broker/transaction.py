@@ -7,6 +7,7 @@ import asyncpg
 import msgspec
 
 from queen_pg.broker.ack import AckItem, AckResult
+from queen_pg.broker.partition import resolve
 from queen_pg.broker.push import Arrays, Batch, PushItem, PushResult
 from queen_pg.database import Database
 from queen_pg.errors import DuplicateMessage, Refused
@@ -91,7 +92,7 @@ async def commit(db: Database, tenant: int, transaction: Transaction, deadline: 
 
     async def attempt() -> Verdict:
         nonlocal careful
-        arrays = await batch.resolve(db, tenant, deadline)
+        arrays = batch.lay_out(await resolve(db, tenant, batch.names, deadline))
         resolved = "[]"
         if transaction.acks:
             [[resolved]] = await db.read(

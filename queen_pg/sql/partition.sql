@@ -18,6 +18,48 @@ $$;
 comment on function queen._resolve_partitions(integer, text[], text[]) is
     'The ids of the partitions that exist among those named; place is the position in the arguments.';
 
+-- Create partitions ahead of the pushes that need them, empty. Appends of many calls at once only update
+-- partitions: a step that did both would read the index page into which its neighbour inserts.
+create or replace function queen._create_partitions(
+    tenant integer,
+    group_queue text[],
+    group_partition text[]
+) returns table (place integer, partition_id bigint)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_row record;
+    v_queue text;
+    v_queue_id bigint;
+begin
+    for v_row in
+        select g.queue, g.partition, g.place::integer as place
+        from unnest(_create_partitions.group_queue, _create_partitions.group_partition)
+             with ordinality g (queue, partition, place)
+        order by g.queue, g.partition
+    loop
+        if v_queue is distinct from v_row.queue then
+            v_queue := v_row.queue;
+            v_queue_id := queen._ensure_queue(_create_partitions.tenant, v_queue);
+        end if;
+        insert into queen.partitions as p (queue_id, name, created_at)
+        values (v_queue_id, v_row.partition, queen.now())
+        on conflict (queue_id, name) do nothing
+        returning p.id into partition_id;
+        if found then
+            place := v_row.place;
+            return next;
+        end if;
+    end loop;
+end;
+$$;
+
+comment on function queen._create_partitions(integer, text[], text[]) is
+    'Create partitions, and their queues; the ids of those that were not there.';
+
 -- The first offset of a partition whose message was appended at or after the moment, or next_offset when
 -- there is none. Stamps rise along a partition and offsets have no gaps, so a binary search over the primary
 -- key finds it without an index on the stamp.
