@@ -2,17 +2,35 @@
 
 from litestar.types import ControllerRouterHandler
 
-from queen_pg.routes import ack, dlq, health, lease, message, pop, push, queue, transaction
+from queen_pg.routes import (
+    ack,
+    dlq,
+    health,
+    kv,
+    lease,
+    lock,
+    message,
+    pop,
+    push,
+    queue,
+    switch,
+    timer,
+    transaction,
+)
 
 ROUTES: list[ControllerRouterHandler] = [
     *ack.ROUTES,
     *dlq.ROUTES,
     *health.ROUTES,
+    *kv.ROUTES,
     *lease.ROUTES,
+    *lock.ROUTES,
     *message.ROUTES,
     *pop.ROUTES,
     *push.ROUTES,
     *queue.ROUTES,
+    *switch.ROUTES,
+    *timer.ROUTES,
     *transaction.ROUTES,
 ]
 """Everything that the application answers at."""

@@ -32,6 +32,7 @@ from queen_pg.database import Database
 from queen_pg.errors import (
     BadBody,
     BadRequest,
+    Declined,
     Internal,
     NoSuchRoute,
     PayloadTooLarge,
@@ -184,9 +185,13 @@ def names(request: AnyRequest, template: str) -> dict[str, str]:
 
 
 def match(request: AnyRequest, template: str) -> dict[str, str] | None:
-    """Return the names in the request's path, or None when it has not the template's form."""
+    """Return the names in the request's path, or None when it has not the template's form.
+
+    A last name in the template like `{key...}` takes the rest of the path, slashes and all.
+    """
     wanted = _segments(template)
-    given = request.scope["raw_path"].split(b"/")
+    tail = template.endswith("...}")
+    given = request.scope["raw_path"].split(b"/", len(wanted) - 1 if tail else -1)
     if len(given) != len(wanted):
         return None
     for (name, text), segment in zip(wanted, given, strict=True):
@@ -202,7 +207,7 @@ def match(request: AnyRequest, template: str) -> dict[str, str] | None:
 @lru_cache
 def _segments(template: str) -> tuple[tuple[str, bytes], ...]:
     return tuple(
-        (part[1:-1], b"") if part.startswith("{") else ("", part.encode())
+        (part[1:-1].removesuffix("..."), b"") if part.startswith("{") else ("", part.encode())
         for part in template.split("/")
     )
 
@@ -368,6 +373,8 @@ def failure(error: Exception, path: str) -> ASGIResponse:
 def _failure(error: QueenError) -> ASGIResponse:
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     body = {**error.detail, "error": error.message, "code": error.code}
+    if isinstance(error, Declined):
+        body = {"error": error.code, "reason": error.reason, "detail": error.message}
     return ASGIResponse(body=_encode(body), status_code=error.status, headers=headers)
 
 
