@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +37,7 @@ class Settings(
         "pg_url": "QUEEN_PG_URL",
         "pg_pool_size": "QUEEN_PG_POOL_SIZE",
         "pg_pooler": "QUEEN_PG_POOLER",
+        "lanes": "QUEEN_LANES",
         "data_dir": "QUEEN_DATA_DIR",
         "migrate": "QUEEN_MIGRATE",
         "workers": "QUEEN_WORKERS",
@@ -45,6 +46,7 @@ class Settings(
         "max_body_bytes": "QUEEN_MAX_BODY_BYTES",
         "default_subscription_mode": "DEFAULT_SUBSCRIPTION_MODE",
         "retention_interval_ms": "RETENTION_INTERVAL",
+        "partition_cleanup_days": "PARTITION_CLEANUP_DAYS",
         "kv_max_value_bytes": "QUEEN_KV_MAX_VALUE_BYTES",
         "kv_max_ops_per_call": "QUEEN_KV_MAX_OPS_PER_CALL",
         "kv_max_keys_per_call": "QUEEN_KV_MAX_KEYS_PER_CALL",
@@ -80,6 +82,15 @@ class Settings(
             description="Most connections per worker process for steps, and as many for reads.",
         ),
     ] = 16
+    lanes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Transactions of pushes and acks that a worker process runs side by side;"
+            " whatever arrives meanwhile shares the next ones.",
+        ),
+    ] = 4
     pg_pooler: Annotated[
         bool,
         Meta(
@@ -118,6 +129,14 @@ class Settings(
     retention_interval_ms: Annotated[
         int, Meta(ge=100, description="The pause between two retention passes, in milliseconds.")
     ] = 5000
+    partition_cleanup_days: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Days without a push after which a partition that holds nothing is deleted.",
+        ),
+    ] = 30
     kv_max_value_bytes: Annotated[
         int, Meta(ge=1, le=16 * 1024 * 1024, description="The largest KV value, in bytes of JSON.")
     ] = 65536
@@ -219,7 +238,8 @@ def without_password(url: str) -> str:
         quote_via=quote,
     )
     netloc = f"{user}:{HIDDEN}{at}{hosts}" if colon else parts.netloc
-    return urlunsplit(parts._replace(netloc=netloc, query=query))
+    # Not urlunsplit: it drops the two slashes before an empty host.
+    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{query}"
 
 
 def _default_data_dir(environ: Mapping[str, str]) -> Path:
