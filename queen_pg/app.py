@@ -1,5 +1,6 @@
 """The application of one process, put together: settings, database, waiting consumers, routes."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -7,11 +8,19 @@ from litestar import Litestar
 from litestar.openapi import OpenAPIConfig
 
 from queen_pg import __version__
+from queen_pg.broker import retention as broker
+from queen_pg.broker.rate import Rates
+from queen_pg.broker.retention import WALK_BATCH, Walk
 from queen_pg.config import Settings
+from queen_pg.conveyor import Conveyor
 from queen_pg.database import Database
 from queen_pg.routes import ROUTES
 from queen_pg.routes.wire import EXCEPTION_HANDLERS
+from queen_pg.scheduler import Scheduler, Sweep
 from queen_pg.wakeup import Waiters
+
+# A missing hint is rare, and looking for it must cost an idle broker nothing.
+HINTS_SECONDS = 1.0
 
 
 def create_app(settings: Settings) -> Litestar:
@@ -24,8 +33,19 @@ def create_app(settings: Settings) -> Litestar:
         try:
             app.state.database = database
             app.state.waiters = Waiters(database, settings)
+            app.state.rates = Rates(settings)
+            app.state.conveyor = Conveyor(database, settings)
+            await app.state.conveyor.start()
+            app.state.scheduler = Scheduler(
+                database,
+                app.state.waiters.pushed,
+                attempts_max=settings.timers_max_attempts,
+                sweeps=sweeps(database, settings),
+            )
+            scheduling = asyncio.create_task(app.state.scheduler.run())
             yield
             await drain(app)
+            await scheduling
         finally:
             await database.close()
 
@@ -44,4 +64,26 @@ def create_app(settings: Settings) -> Litestar:
 async def drain(app: Litestar) -> None:
     """Answer parked pops empty, take no new ones, and end the background work; may be repeated."""
     waiters: Waiters = app.state.waiters
+    scheduler: Scheduler = app.state.scheduler
     await waiters.close()
+    await scheduler.stop()
+
+
+def sweeps(database: Database, settings: Settings) -> list[Sweep]:
+    """Return the passes over all partitions: retention, and the mending of hints."""
+    retention, hints = Walk(), Walk()
+
+    async def retain() -> None:
+        # One pass goes over all partitions, however many calls that takes.
+        while (
+            await broker.retain(database, retention, settings.partition_cleanup_days) == WALK_BATCH
+        ):
+            pass
+
+    async def mend() -> None:
+        await broker.mend_hints(database, hints)
+
+    return [
+        Sweep("retention", settings.retention_interval_ms / 1000, retain),
+        Sweep("hints", HINTS_SECONDS, mend),
+    ]

@@ -134,7 +134,7 @@ class Settings(
         Meta(
             ge=1,
             le=100_000,
-            description="Days without a push after which a partition that holds nothing is deleted.",
+            description="Days without a push after which an empty partition is deleted.",
         ),
     ] = 30
     kv_max_value_bytes: Annotated[

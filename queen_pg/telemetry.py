@@ -17,6 +17,18 @@ STEP_SECONDS = Histogram(
     ["function"],
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
+CONVEYOR_BATCH = Histogram(
+    "queen_conveyor_batch_calls",
+    "Calls (or their shares) that went into one transaction, by kind.",
+    ["kind"],
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+)
+CONVEYOR_WAIT = Histogram(
+    "queen_conveyor_wait_seconds",
+    "Seconds that the oldest call of a transaction had waited for it, by kind.",
+    ["kind"],
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
+)
 INCIDENTS = Counter(
     "queen_incidents", "Faults of ours: errors answered as `internal`, by SQLSTATE.", ["sqlstate"]
 )

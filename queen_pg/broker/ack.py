@@ -24,8 +24,8 @@ class AckItem(msgspec.Struct, frozen=True):
     error: str | None = None
     lease_id: str | None = None
 
-    def document(self, consumer_group: str) -> dict[str, Any]:
-        """Return the ack as the SQL functions read it."""
+    def document(self, consumer_group: str, call: int = 0) -> dict[str, Any]:
+        """Return the ack as the SQL functions read it; acks of different calls are judged apart."""
         return {
             "partitionId": self.partition_id if self.partition_id <= LARGEST_ID else None,
             "consumerGroup": consumer_group,
@@ -33,6 +33,7 @@ class AckItem(msgspec.Struct, frozen=True):
             "transactionId": self.transaction_id,
             "status": self.status,
             "error": self.error,
+            "call": call,
         }
 
 
@@ -57,10 +58,26 @@ async def ack(
     db: Database, tenant: int, consumer_group: str, items: Sequence[AckItem], deadline: float
 ) -> Acked:
     """Judge and apply acks; each (partition, lease) is decided on its own (data-plane 6.3)."""
-    acks = msgspec.json.encode([item.document(consumer_group) for item in items]).decode()
+    return await ack_calls(db, tenant, [(consumer_group, items)], deadline)
+
+
+async def ack_calls(
+    db: Database,
+    tenant: int,
+    calls: Sequence[tuple[str, Sequence[AckItem]]],
+    deadline: float,
+) -> Acked:
+    """Do the same for several calls, each a consumer group and its acks, in one transaction."""
+    documents = msgspec.json.encode(
+        [
+            item.document(consumer_group, call)
+            for call, (consumer_group, items) in enumerate(calls)
+            for item in items
+        ]
+    ).decode()
 
     async def attempt() -> Acked:
-        [row] = await db.step("_ack", deadline=deadline, tenant=tenant, acks=acks)
+        [row] = await db.step("_ack", deadline=deadline, tenant=tenant, acks=documents)
         return Acked(msgspec.json.decode(row["results"], type=list[AckResult]), row["woken"])
 
     return await db.retry("ack", deadline, attempt)

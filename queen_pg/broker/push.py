@@ -62,6 +62,10 @@ class Batch:
         """The partitions that the call pushes to."""
         return list(self._groups)
 
+    def groups(self) -> Iterable[tuple[PartitionName, list[int]]]:
+        """Return each partition with the places of its messages in the call."""
+        return self._groups.items()
+
     def lay_out(self, ids: Mapping[PartitionName, int]) -> "Arrays":
         """Lay the arrays out, given the ids of the partitions that exist."""
         order = sorted(self._groups, key=lambda name: (name not in ids, ids.get(name, 0), name))

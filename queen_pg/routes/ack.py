@@ -7,7 +7,6 @@ import msgspec
 from litestar.response.base import ASGIResponse
 
 from queen_pg import limits
-from queen_pg.broker import ack as broker
 from queen_pg.broker.ack import QUEUE_MODE, AckItem, AckResult
 from queen_pg.routes import wire
 
@@ -48,9 +47,7 @@ async def ack(request: wire.AnyRequest) -> ASGIResponse:
     items = [_item(prefix.format(place), each) for place, each in enumerate(acks)]
 
     known = [item for item in items if item is not None]
-    acked = await broker.ack(
-        wire.database(request), wire.tenant(request), group, known, wire.deadline()
-    )
+    acked = await wire.conveyor(request).ack(wire.tenant(request), group, known, wire.deadline())
     wire.waiters(request).freed(acked.woken)
     results = iter(acked.results)
     return wire.answer(

@@ -8,7 +8,6 @@ import msgspec
 from litestar.response.base import ASGIResponse
 
 from queen_pg import frames
-from queen_pg.broker import push as broker
 from queen_pg.broker.push import PushItem, PushResult
 from queen_pg.errors import BadBody, PayloadTooLarge
 from queen_pg.routes import wire
@@ -48,7 +47,7 @@ async def push(request: wire.AnyRequest) -> ASGIResponse:
     else:
         items, counts = _json_items(body), False
     tenant = wire.tenant(request)
-    results = await broker.push(wire.database(request), tenant, items, wire.deadline())
+    results = await wire.conveyor(request).push(tenant, items, wire.deadline())
     wire.waiters(request).pushed(
         tenant,
         {

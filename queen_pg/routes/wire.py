@@ -28,6 +28,7 @@ from queen_pg import limits, telemetry
 from queen_pg.broker.ack import AckStatus
 from queen_pg.broker.push import PushItem
 from queen_pg.config import Settings
+from queen_pg.conveyor import Conveyor
 from queen_pg.database import Database
 from queen_pg.errors import (
     BadBody,
@@ -103,6 +104,11 @@ def database(request: AnyRequest) -> Database:
 def waiters(request: AnyRequest) -> Waiters:
     """Return those who wait for messages, and who is told of new ones."""
     return cast(Waiters, request.app.state.waiters)
+
+
+def conveyor(request: AnyRequest) -> Conveyor:
+    """Return what carries pushes and acks."""
+    return cast(Conveyor, request.app.state.conveyor)
 
 
 def tenant(request: AnyRequest) -> int:  # noqa: ARG001

@@ -7,7 +7,8 @@
 -- judged in the order in which they came, each seeing what the one before it decided.
 --
 -- acks: [{"partitionId": 12, "consumerGroup": "g", "leaseId": "…" or null, "transactionId": "t",
---         "status": "completed" | "failed" | "retry" | "dlq", "error": "…" or null}, …]
+--         "status": "completed" | "failed" | "retry" | "dlq", "error": "…" or null, "call": 1}, …]
+-- call tells the calls apart that share one transaction; acks of different calls are never judged together.
 
 -- For each ack its queue and group, and all offsets of its transaction id in the partition, in order.
 create or replace function queen._resolve_acks(tenant integer, acks jsonb) returns jsonb
@@ -251,12 +252,13 @@ begin
     for v_target in
         select (a.ack ->> 'partitionId')::bigint as partition_id, (r.fact ->> 'groupId')::bigint as group_id,
                (r.fact ->> 'queueId')::bigint as queue_id, nullif(a.ack ->> 'leaseId', '') as lease_id,
+               a.ack -> 'call' as call,
                array_agg(a.place::integer order by a.place) as places,
                jsonb_agg(jsonb_build_object('status', a.ack -> 'status', 'offsets', r.fact -> 'offsets',
                                             'error', a.ack -> 'error') order by a.place) as items
         from jsonb_array_elements(_judge_acks.acks) with ordinality a (ack, place)
         join jsonb_array_elements(_judge_acks.resolved) with ordinality r (fact, place) using (place)
-        group by 1, 2, 3, 4
+        group by 1, 2, 3, 4, 5
         order by min(a.place)
     loop
         select n into v_at

@@ -31,3 +31,14 @@ $$;
 
 comment on function queen._assert_serializable() is
     'Refuse to go on in a transaction that is not SERIALIZABLE: for functions that rely on it.';
+
+-- A negative setting is a divisor of the locks per transaction.
+create or replace function queen._predicate_locks_max() returns integer
+language sql stable as $$
+    select case when r.setting >= 0 then r.setting
+                else current_setting('max_pred_locks_per_transaction')::integer / -r.setting end
+    from (select current_setting('max_pred_locks_per_relation')::integer as setting) r;
+$$;
+
+comment on function queen._predicate_locks_max() is
+    'How many predicate locks a transaction may hold in one table before they become one on the table.';

@@ -1,0 +1,344 @@
+"""The conveyor: concurrent calls of one kind share a transaction.
+
+Commits decide what a broker on PostgreSQL can carry, so while one transaction runs, whatever
+arrives waits and goes together in the next: no delay when idle, large batches when busy. Work on
+one partition always goes to the same lane, and a lane runs one transaction at a time, so calls of
+this process never race each other. A call's parts for several partitions are independent of each
+other (data-plane 2.2-4, 6.3), which is what allows a call to be split over lanes and a lane's
+batch to hold parts of many calls.
+
+A caller is answered after the commit. A refusal is a result and spoils nothing; when a shared
+transaction fails for another reason than a lost race, its parts are run again one by one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from queen_pg.broker import ack as acks
+from queen_pg.broker.ack import Acked, AckItem, AckResult
+from queen_pg.broker.partition import PartitionIds, PartitionName
+from queen_pg.broker.push import Batch, PushItem, PushResult
+from queen_pg.config import Settings
+from queen_pg.database import Database
+from queen_pg.errors import (
+    DuplicateMessage,
+    Internal,
+    Overloaded,
+    QueenError,
+    Stale,
+    Unavailable,
+)
+from queen_pg.telemetry import CONVEYOR_BATCH, CONVEYOR_WAIT, logger
+
+# What one transaction takes: more would keep those who wait for the next one waiting.
+BATCH_ITEMS_MAX = 1000
+BATCH_BYTES_MAX = 8 * 1024 * 1024
+# Each partition costs predicate locks, of which the server may allow fewer (`start`).
+PARTITIONS_MAX = 500
+# What may wait; a call beyond it is refused before it is taken in (data-plane 1-5, `overloaded`).
+WAITING_ITEMS_MAX = 100_000
+WAITING_BYTES_MAX = 256 * 1024 * 1024
+
+_log = logger("conveyor")
+
+
+class _Share(msgspec.Struct):
+    """What a call has for one transaction of one lane, and where in the call it stands."""
+
+    lane: int
+    places: list[int] = msgspec.field(default_factory=list)
+    partitions: int = 0
+
+
+class _Part(msgspec.Struct, eq=False):
+    """A call's share on its way; `results` is answered once it is committed."""
+
+    tenant: int
+    consumer_group: str
+    items: Sequence[Any]
+    partitions: int
+    bytes: int
+    deadline: float
+    since: float
+    results: asyncio.Future[list[Any]]
+
+
+class _Load:
+    """What waits in all lanes together."""
+
+    def __init__(self) -> None:
+        self.items = 0
+        self.bytes = 0
+
+    def take_in(self, parts: Sequence[_Part]) -> None:
+        """Count a call in; raise Overloaded when too much waits already."""
+        items = self.items + sum(len(part.items) for part in parts)
+        size = self.bytes + sum(part.bytes for part in parts)
+        if self.items and (items > WAITING_ITEMS_MAX or size > WAITING_BYTES_MAX):
+            raise Overloaded("too much is waiting to be written; try again")
+        self.items, self.bytes = items, size
+
+    def let_go(self, part: _Part) -> None:
+        self.items -= len(part.items)
+        self.bytes -= part.bytes
+
+
+class _Belt:
+    """The parts of one kind that wait in a lane, and how a batch of them is carried."""
+
+    def __init__(
+        self, kind: str, carry: Callable[[Sequence[_Part]], Awaitable[list[list[Any]]]]
+    ) -> None:
+        self.kind = kind
+        self.carry = carry
+        self.waiting: deque[_Part] = deque()
+
+    def next_batch(self, partitions_max: int) -> list[_Part]:
+        """Take the parts that go next: of one tenant, and within the bounds of a transaction."""
+        batch: list[_Part] = []
+        items = size = partitions = 0
+        while self.waiting:
+            part = self.waiting[0]
+            if batch and (
+                part.tenant != batch[0].tenant
+                or items + len(part.items) > BATCH_ITEMS_MAX
+                or size + part.bytes > BATCH_BYTES_MAX
+                or partitions + part.partitions > partitions_max
+            ):
+                break
+            batch.append(self.waiting.popleft())
+            items += len(part.items)
+            size += part.bytes
+            partitions += part.partitions
+        return batch
+
+
+class _Lane:
+    """Runs one transaction at a time: a batch of pushes, a batch of acks, and so on in turn."""
+
+    def __init__(self, belts: Sequence[_Belt], load: _Load) -> None:
+        self._belts = {belt.kind: belt for belt in belts}
+        self._load = load
+        self.partitions_max = PARTITIONS_MAX
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, kind: str, part: _Part) -> None:
+        self._belts[kind].waiting.append(part)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while any(belt.waiting for belt in self._belts.values()):
+                for belt in self._belts.values():
+                    batch = belt.next_batch(self.partitions_max)
+                    if batch:
+                        await self._carry(belt, batch)
+        finally:
+            self._task = None
+
+    async def _carry(self, belt: _Belt, batch: list[_Part]) -> None:
+        now = asyncio.get_running_loop().time()
+        CONVEYOR_BATCH.labels(belt.kind).observe(len(batch))
+        CONVEYOR_WAIT.labels(belt.kind).observe(now - batch[0].since)
+        try:
+            results = await belt.carry(batch)
+        except Unavailable as error:
+            self._fail(batch, error)
+        except QueenError as error:
+            if len(batch) == 1:
+                self._fail(batch, error)
+                return
+            for part in batch:
+                await self._carry(belt, [part])
+            return
+        except asyncio.CancelledError:
+            self._fail(batch, Unavailable("outcome_unknown", "the broker stopped meanwhile"))
+            raise
+        except Exception as error:
+            _log.error("conveyor.failed", kind=belt.kind, exc_info=error)
+            self._fail(batch, Internal("internal error"))
+        else:
+            for part, answer in zip(batch, results, strict=True):
+                self._load.let_go(part)
+                if not part.results.done():
+                    part.results.set_result(answer)
+
+    def _fail(self, batch: Sequence[_Part], error: Exception) -> None:
+        for part in batch:
+            self._load.let_go(part)
+            if not part.results.done():
+                part.results.set_exception(error)
+
+
+class Conveyor:
+    """Carries this process's pushes and acks."""
+
+    def __init__(self, db: Database, settings: Settings) -> None:
+        self._db = db
+        self._ids = PartitionIds(db)
+        self._load = _Load()
+        self._lanes = [
+            _Lane([_Belt("push", self._carry_pushes), _Belt("ack", self._carry_acks)], self._load)
+            for _ in range(settings.lanes)
+        ]
+
+    async def start(self) -> None:
+        """Learn how many partitions a transaction may touch before its row locks become a table's.
+
+        PostgreSQL promotes predicate locks when a transaction holds too many in one table, and then
+        it conflicts with everybody.
+        """
+        [[allowed]] = await self._db.read("_predicate_locks_max")
+        for lane in self._lanes:
+            lane.partitions_max = max(1, min(PARTITIONS_MAX, allowed // 2))
+
+    async def push(
+        self, tenant: int, items: Sequence[PushItem], deadline: float
+    ) -> list[PushResult]:
+        """Append every message that is not a duplicate; return a result for each, in order."""
+        results: list[Any] = [
+            PushResult("error", None, item.transaction_id or "", None) for item in items
+        ]
+        batch = Batch(items)
+        refused = batch.too_large()
+        ids = await self._resolve(tenant, batch.names, deadline)
+        shares = self._divide(
+            (ids[name], places) for name, places in batch.groups() if places[0] not in refused
+        )
+        await self._send("push", tenant, "", items, shares, results, deadline)
+        return results
+
+    async def ack(
+        self, tenant: int, consumer_group: str, items: Sequence[AckItem], deadline: float
+    ) -> Acked:
+        """Judge and apply acks; each (partition, lease) of the call is decided on its own."""
+        partitions: dict[int, list[int]] = {}
+        for place, item in enumerate(items):
+            partitions.setdefault(item.partition_id, []).append(place)
+        results: list[Any] = [None] * len(items)
+        shares = self._divide(partitions.items())
+        await self._send("ack", tenant, consumer_group, items, shares, results, deadline)
+        woken = {group for _, groups in results for group in groups}
+        return Acked([result for result, _ in results], sorted(woken))
+
+    def _divide(self, groups: Iterable[tuple[int, list[int]]]) -> list[_Share]:
+        """Divide a call's partitions, each with the places of its items, into shares."""
+        shares: list[_Share] = []
+        current: dict[int, _Share] = {}
+        for partition_id, places in groups:
+            lane = partition_id % len(self._lanes)
+            share = current.get(lane)
+            if share is None or share.partitions == self._lanes[lane].partitions_max:
+                share = current[lane] = _Share(lane)
+                shares.append(share)
+            share.places += places
+            share.partitions += 1
+        return shares
+
+    async def _resolve(
+        self, tenant: int, names: Sequence[PartitionName], deadline: float
+    ) -> dict[PartitionName, int]:
+        ids: dict[PartitionName, int] = {}
+        unknown: list[PartitionName] = []
+        for name in names:
+            found = self._ids.known(tenant, name)
+            if found is None:
+                unknown.append(name)
+            else:
+                ids[name] = found
+        if unknown:
+            ids |= await self._ids.ensure(tenant, unknown, deadline)
+        return ids
+
+    async def _send(
+        self,
+        kind: str,
+        tenant: int,
+        consumer_group: str,
+        items: Sequence[Any],
+        shares: Sequence[_Share],
+        results: list[Any],
+        deadline: float,
+    ) -> None:
+        """Put each share into its lane, and fill in the results as the lanes answer."""
+        loop = asyncio.get_running_loop()
+        parts = []
+        for share in shares:
+            chosen = [items[place] for place in share.places]
+            parts.append(
+                _Part(
+                    tenant=tenant,
+                    consumer_group=consumer_group,
+                    items=chosen,
+                    partitions=share.partitions,
+                    bytes=sum(map(_size, chosen)),
+                    deadline=deadline,
+                    since=loop.time(),
+                    results=loop.create_future(),
+                )
+            )
+        self._load.take_in(parts)
+        for share, part in zip(shares, parts, strict=True):
+            self._lanes[share.lane].put(kind, part)
+        try:
+            async with asyncio.timeout_at(deadline):
+                answers = await asyncio.gather(*(part.results for part in parts))
+        except TimeoutError:
+            raise Unavailable(
+                "timeout", "timeout: the call was not carried out before its deadline"
+            ) from None
+        for share, answer in zip(shares, answers, strict=True):
+            for place, result in zip(share.places, answer, strict=True):
+                results[place] = result
+
+    async def _carry_pushes(self, parts: Sequence[_Part]) -> list[list[PushResult]]:
+        tenant = parts[0].tenant
+        deadline = max(part.deadline for part in parts)
+        batch = Batch([item for part in parts for item in part.items])
+        careful = False
+
+        async def attempt() -> list[PushResult]:
+            nonlocal careful
+            ids = await self._resolve(tenant, batch.names, deadline)
+            arrays = batch.lay_out(ids)
+            try:
+                return await arrays.store(self._db, tenant, deadline, careful=careful)
+            except DuplicateMessage:
+                if careful:
+                    raise
+                careful = True
+                return await attempt()
+            except Stale:
+                self._ids.forget(tenant, batch.names)
+                raise
+
+        return _parted(await self._db.retry("push", deadline, attempt), parts)
+
+    async def _carry_acks(self, parts: Sequence[_Part]) -> list[list[tuple[AckResult, list[int]]]]:
+        acked = await acks.ack_calls(
+            self._db,
+            parts[0].tenant,
+            [(part.consumer_group, part.items) for part in parts],
+            max(part.deadline for part in parts),
+        )
+        return _parted([(result, acked.woken) for result in acked.results], parts)
+
+
+def _parted(results: Sequence[Any], parts: Sequence[_Part]) -> list[list[Any]]:
+    """Cut the results of a batch into those of its parts."""
+    divided = []
+    start = 0
+    for part in parts:
+        divided.append(list(results[start : start + len(part.items)]))
+        start += len(part.items)
+    return divided
+
+
+def _size(item: PushItem | AckItem) -> int:
+    """What an item keeps in memory while it waits, roughly, in bytes."""
+    return 200 + (len(item.payload) if isinstance(item, PushItem) else 0)
