@@ -6,20 +6,23 @@ share one flat index space: acks and pushed items in the order of the operations
 (step 1.8).
 """
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 from litestar.response.base import ASGIResponse
 
 from queen_pg import frames, limits
+from queen_pg.broker import kv, switch, timer
 from queen_pg.broker import transaction as broker
 from queen_pg.broker.ack import QUEUE_MODE, AckResult
 from queen_pg.broker.identity import uuid_v7
 from queen_pg.broker.push import Batch, PushItem, PushResult
 from queen_pg.broker.transaction import Position, Transaction, TransactionAck, Verdict
-from queen_pg.errors import BadBody, PayloadTooLarge
-from queen_pg.routes import wire
+from queen_pg.config import Settings
+from queen_pg.database import Database
+from queen_pg.errors import BadBody, Declined, PayloadTooLarge
+from queen_pg.routes import surface, wire
 
 POSITIONS_MAX = 16_384
 METADATA_BYTES_MAX = 4096
@@ -88,11 +91,13 @@ _position = msgspec.json.Decoder(_Position)
 class _Call:
     """What one request asks for, with the slots of its operations in the order of the answer."""
 
-    def __init__(self, body: _Body, framed: Sequence[frames.Item], *, counts: bool) -> None:
+    def __init__(
+        self, body: _Body, framed: Sequence[frames.Item], settings: Settings, *, counts: bool
+    ) -> None:
         self.counts = counts
+        self.timers = timer.validate(body.timers or [], timer.Limits())
+        self.kv = kv.validate(body.kv or [], kv.Limits.of_transaction(settings))
         self.positions = _positions(body.positions or [])
-        self.kv: list[dict[str, Any]] = []
-        self.timers: list[dict[str, Any]] = []
         operations = body.operations or []
         if not (operations or framed or self.kv or self.timers or self.positions):
             raise _Refused("bad_request", "the transaction has no parts", 200)
@@ -119,14 +124,18 @@ async def transaction(request: wire.AnyRequest) -> ASGIResponse:
     """Carry out acks, pushes, KV operations and timers in one commit, or none of them."""
     transaction_id = uuid_v7()
     tenant = wire.tenant(request)
+    database = wire.database(request)
     try:
-        call = _read(await wire.read_body(request))
+        body, framed, counts = _parsed(await wire.read_body(request))
+        async with _switches_first(database, body):
+            call = _Call(body, framed, wire.settings(request), counts=counts)
         if Batch(call.items).too_large():
             raise _Refused("too_large", "the pushes to one partition are too large", 200)
+        await _check_encryption(database, tenant, call)
     except _Refused as refusal:
         return _refusal(str(transaction_id), refusal.reason, str(refusal), refusal.status)
     verdict = await broker.commit(
-        wire.database(request),
+        database,
         tenant,
         Transaction(
             acks=call.acks,
@@ -141,10 +150,12 @@ async def transaction(request: wire.AnyRequest) -> ASGIResponse:
         return _rolled_back(str(transaction_id), call, verdict)
     wire.waiters(request).pushed(tenant, {item.queue for item in call.items})
     wire.waiters(request).freed(verdict.woken)
+    if any(operation["op"] != "cancel" for operation in call.timers):
+        surface.scheduler(request).wake()
     return wire.answer(_committed(str(transaction_id), call, verdict))
 
 
-def _read(body: bytes) -> _Call:
+def _parsed(body: bytes) -> tuple[_Body, list[frames.Item], bool]:
     framed: list[frames.Item] = []
     counts = False
     try:
@@ -152,11 +163,44 @@ def _read(body: bytes) -> _Call:
             decoded = frames.decode_transaction(body)
             framed, counts = decoded.items, decoded.counts
             body = decoded.head or b"{}"
-        return _Call(wire.parse(_body, body), framed, counts=counts)
+        return wire.parse(_body, body), framed, counts
     except (frames.Malformed, BadBody) as error:
         raise _Refused("bad_request", str(error)) from None
     except frames.Oversize as error:
         raise PayloadTooLarge(str(error)) from None
+
+
+@contextlib.asynccontextmanager
+async def _switches_first(db: Database, body: _Body) -> AsyncIterator[None]:
+    """Let a paused surface answer so before any other refusal (step 1.11-2).
+
+    The step reads the switches; only a call that is refused before it has to ask for them.
+    """
+    try:
+        yield
+    except (Declined, _Refused) as error:
+        switches = await switch.read(db)
+        if body.kv and not switches.kv:
+            raise _disabled("kv_disabled") from None
+        if timer.is_schedule(body.timers or []) and not switches.timers_schedule:
+            raise _disabled("timers_disabled") from None
+        if isinstance(error, _Refused):
+            raise
+        reason = error.reason
+        if not reason.startswith("kv_") and reason != "timers_server_owned_field":
+            reason = "bad_request"
+        raise _Refused(reason, error.message, error.status) from None
+
+
+def _disabled(reason: str) -> _Refused:
+    return _Refused(reason, broker.ROLLED_BACK[reason], 403)
+
+
+async def _check_encryption(db: Database, tenant: int, call: _Call) -> None:
+    try:
+        await timer.check_encryption(db, tenant, call.timers, wire.deadline())
+    except Declined as error:
+        raise _Refused("bad_request", error.message, 200) from None
 
 
 def _lent_lease(operations: Sequence[_Ack | _Push], required: Sequence[str]) -> str | None:
