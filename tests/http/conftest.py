@@ -1,5 +1,6 @@
 """One broker for all tests over HTTP: each names its own queues."""
 
+import hashlib
 import re
 from collections.abc import AsyncIterator
 
@@ -30,4 +31,5 @@ async def wire(databases: Databases) -> AsyncIterator[Wire]:
 def queue(request: pytest.FixtureRequest) -> str:
     """A queue's name that only this test uses."""
     name = f"{request.module.__name__.rpartition('.')[2]} {request.node.name}"
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80]
+    return f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

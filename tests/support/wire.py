@@ -24,7 +24,7 @@ class Wire:
 
     async def get(self, path: str, status: int | None = None, **params: Any) -> Any:
         """Get an answer, None for a 204."""
-        return _checked(await self.http.get(path, params=_params(params)), status)
+        return _checked(await self.http.get(path, params=_params(params) or None), status)
 
     async def push(
         self, queue: str, *payloads: Any, partition: str | None = None, ids: Sequence[str] = ()
