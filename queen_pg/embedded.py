@@ -140,8 +140,7 @@ class EmbeddedServer:
         self._take_folder()
         try:
             cluster = self._cluster(_major_version(self._bin))
-            _stop_leftover(cluster)
-            self._launch(cluster)
+            self._launch(cluster, after_crash=_stop_leftover(cluster))
         except BaseException:
             self.stop()
             raise
@@ -166,7 +165,7 @@ class EmbeddedServer:
         self._port = endpoint.port
         cluster = self._cluster(_major_version(self._binary_folder()))
         _stop_leftover(cluster)
-        self._launch(cluster)
+        self._launch(cluster, after_crash=True)
 
     def _running(self) -> "Endpoint":
         if self.endpoint is None:
@@ -238,8 +237,9 @@ class EmbeddedServer:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
-    def _launch(self, cluster: Path) -> None:
-        for attempt in range(1, START_ATTEMPTS + 1):
+    def _launch(self, cluster: Path, *, after_crash: bool) -> None:
+        # Without a crash before it, only the port may have been taken meanwhile.
+        for _ in range(START_ATTEMPTS if after_crash else 2):
             socket_folder = _socket_folder(cluster, self._account)
             port = self._port or _free_port(PREFERRED_PORT if self._durable else 0)
             (cluster / "queen.conf").write_text(
@@ -253,7 +253,7 @@ class EmbeddedServer:
                 password = (cluster / "password").read_text().strip()
                 self.endpoint = Endpoint(socket_folder, port, password)
                 return
-            if attempt < START_ATTEMPTS:
+            if after_crash:
                 time.sleep(1)
         raise EmbeddedError(f"PostgreSQL did not start:\n{_tail(self.folder / 'postgres.log')}")
 
@@ -495,17 +495,18 @@ def _is_postmaster(pid: int, cluster: Path) -> bool:
     return True
 
 
-def _stop_leftover(cluster: Path) -> None:
-    """Stop the server of an owner that was killed: its folder is ours now."""
+def _stop_leftover(cluster: Path) -> bool:
+    """Stop the server of an owner that was killed, and return whether one had been killed."""
     lines = _postmaster_lines(cluster)
     if not lines:
-        return
+        return False
     pid = int(lines[0])
     if _is_postmaster(pid, cluster):
         _log.warning("embedded.leftover_stopped", process=pid, folder=str(cluster))
         _stop_process(pid, lambda: None if _is_postmaster(pid, cluster) else 0)
     # What remains of a killed server is its file; nobody else starts one while we hold the lock.
     (cluster / "postmaster.pid").unlink(missing_ok=True)
+    return True
 
 
 def _stop_process(pid: int, ended: Callable[[], int | None]) -> None:
