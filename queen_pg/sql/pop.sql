@@ -331,14 +331,15 @@ begin
         end if;
     end loop;
 
-    -- A first cursor: the partition's key is held, so that its deletion and this insertion exclude each other.
+    -- A first cursor: its group's key is held, so that the group's deletion and this insertion exclude each other.
+    -- Not its partition's: the index page of a new partition is the one into which others insert theirs.
     for v_row in
         select u.place::integer as place
-        from unnest(_claim.partition_id, _claim.cursor_exists) with ordinality u (partition_id, cursor_exists, place)
-        join queen.partitions p on p.id = u.partition_id
+        from unnest(_claim.group_id, _claim.cursor_exists) with ordinality u (group_id, cursor_exists, place)
+        join queen.consumer_groups g on g.id = u.group_id
         where not u.cursor_exists
-        order by p.id
-        for key share of p
+        order by g.id, u.place
+        for key share of g
     loop
         v_places := v_places || v_row.place;
         v_attempts := v_attempts || 1;

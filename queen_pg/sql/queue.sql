@@ -252,7 +252,8 @@ comment on function queen._configure(integer, text, jsonb, boolean) is
 
 -- Delete a queue with everything in it but its timers, which belong to its name. True when there was one.
 -- The locks are taken in the order in which steps take them. After the queue's row is locked no partition can
--- be born, and after the partitions' rows are locked no message can be pushed.
+-- be born, after the partitions' rows are locked no message can be pushed, and after the groups' rows are
+-- locked no partition can be claimed for the first time.
 create or replace function queen._delete_queue(tenant integer, queue text) returns boolean
 language plpgsql as $$
 #variable_conflict use_column
@@ -272,6 +273,7 @@ begin
     order by c.partition_id, c.group_id
     for update;
     perform from queen.partitions p where p.queue_id = v_queue_id order by p.id for update;
+    perform from queen.consumer_groups g where g.queue_id = v_queue_id order by g.id for update;
 
     delete from queen.messages m using queen.partitions p where p.queue_id = v_queue_id and m.partition_id = p.id;
     delete from queen.cursors c using queen.partitions p where p.queue_id = v_queue_id and c.partition_id = p.id;
