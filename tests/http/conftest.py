@@ -18,7 +18,7 @@ from tests.support.wire import Wire
 async def wire(databases: Databases) -> AsyncIterator[Wire]:
     """The wire of the shared broker."""
     async with databases.clone() as url:
-        with Broker(url) as broker:
+        with Broker(url, RETENTION_INTERVAL="200") as broker:
             async with httpx.AsyncClient(base_url=broker.base_url, timeout=60) as http:
                 sql = await asyncpg.connect(url)
                 try:
