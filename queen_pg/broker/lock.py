@@ -54,7 +54,10 @@ async def run(
             raise switch.kv_disabled()
         return [row["result"] for row in sorted(rows, key=lambda row: row["operation_index"])]
 
-    return await db.retry("locks", deadline, attempt) if operations else []
+    if not operations:
+        return []
+    rows = [f"lock {tenant} {operation['name']}" for operation in operations]
+    return await db.retry("locks", deadline, attempt, rows=rows)
 
 
 def _slots(operation: dict[str, Any]) -> int:
