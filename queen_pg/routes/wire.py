@@ -82,7 +82,7 @@ def bare(method: Method, path: str, handler: Handler, *, mount: bool = False) ->
             else:
                 response = await handler(request)
         except Exception as error:
-            response = failure(error, scope["path"])
+            response = failure(error, _path(scope))
         await response(scope, receive, send)
 
     return route
@@ -186,7 +186,7 @@ def names(request: AnyRequest, template: str) -> dict[str, str]:
     """
     found = match(request, template)
     if found is None:
-        raise no_such_route(request.scope["path"])
+        raise no_such_route(_path(request.scope))
     return found
 
 
@@ -276,6 +276,11 @@ def _uuid_or_none(text: str) -> UUID | None:
         return UUID(text)
     except ValueError:
         return None
+
+
+def _path(scope: Scope) -> str:
+    """Return the path asked for; below a mounted route the framework keeps only its rest."""
+    return unquote_to_bytes(scope["raw_path"]).decode(errors="replace")
 
 
 class Query:
@@ -401,7 +406,7 @@ def _refused_method(method: str) -> ASGIResponse:
 
 
 def _handle(request: AnyRequest, error: Exception) -> Response[bytes]:
-    response = failure(error, request.scope["path"])
+    response = failure(error, _path(request.scope))
     return Response(
         response.body,
         status_code=response.status_code,
