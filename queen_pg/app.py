@@ -10,7 +10,7 @@ from litestar.openapi import OpenAPIConfig
 from queen_pg import __version__
 from queen_pg.broker import retention as broker
 from queen_pg.broker.rate import Rates
-from queen_pg.broker.retention import WALK_BATCH, Walk
+from queen_pg.broker.retention import Walk
 from queen_pg.config import Settings
 from queen_pg.conveyor import Conveyor
 from queen_pg.database import Database
@@ -19,7 +19,8 @@ from queen_pg.routes.wire import EXCEPTION_HANDLERS
 from queen_pg.scheduler import Scheduler, Sweep
 from queen_pg.wakeup import Waiters
 
-# A missing hint is rare, and looking for it must cost an idle broker nothing.
+# Both look at a bounded number of partitions, and what they look for is rare.
+CLEAN_UP_SECONDS = 5.0
 HINTS_SECONDS = 1.0
 
 
@@ -70,20 +71,26 @@ async def drain(app: Litestar) -> None:
 
 
 def sweeps(database: Database, settings: Settings) -> list[Sweep]:
-    """Return the passes over all partitions: retention, and the mending of hints."""
-    retention, hints = Walk(), Walk()
+    """Return the passes over partitions: retention, clean-up, and the mending of hints."""
+    retention, all_partitions, hints = Walk(), Walk(), Walk()
+    days = settings.partition_cleanup_days
 
     async def retain() -> None:
-        # One pass goes over all partitions, however many calls that takes.
-        while (
-            await broker.retain(database, retention, settings.partition_cleanup_days) == WALK_BATCH
-        ):
-            pass
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        while await broker.retain(database, retention, days):
+            # A long pass takes its time: four parts in five are left to everybody else.
+            await asyncio.sleep(4 * (clock() - started))
+            started = clock()
+
+    async def clean_up() -> None:
+        await broker.clean_up(database, all_partitions, days)
 
     async def mend() -> None:
         await broker.mend_hints(database, hints)
 
     return [
         Sweep("retention", settings.retention_interval_ms / 1000, retain),
+        Sweep("clean-up", CLEAN_UP_SECONDS, clean_up),
         Sweep("hints", HINTS_SECONDS, mend),
     ]

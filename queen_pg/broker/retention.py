@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import asyncpg
 import msgspec
 
 from queen_pg.database import Database
@@ -19,17 +20,45 @@ class Walk(msgspec.Struct):
     name: str = ""
 
 
-async def retain(db: Database, walk: Walk, cleanup_days: int) -> int:
-    """Do what is due in the walk's next partitions; return how many were looked at.
+async def retain(db: Database, walk: Walk, cleanup_days: int) -> bool:
+    """Do what is due in the next partitions of queues with a rule; False at the end of the walk.
 
-    Messages are taken from the front of a partition by its queue's rules, rows that nobody needs
-    any more are deleted, and so are partitions that hold nothing (data-plane 11). At the end, when
-    fewer than WALK_BATCH are left, the walk begins anew.
+    Messages are taken from the front of a partition by its queue's rules, and rows that nobody
+    needs any more are deleted (data-plane 11).
     """
+    queues = await db.read("_next_retaining", queue_id=walk.at)
+    if not queues:
+        walk.at, walk.name = 0, ""
+        return False
+    queue_id = queues[0]["queue_id"]
+    if queue_id != walk.at:
+        walk.at, walk.name = queue_id, ""
+    due = await _carry_out(db, walk, queue_id, cleanup_days)
+    if len(due) < WALK_BATCH:
+        walk.at, walk.name = queue_id + 1, ""
+    else:
+        walk.name = due[-1]["name"]
+    return True
+
+
+async def clean_up(db: Database, walk: Walk, cleanup_days: int) -> None:
+    """Do the same in the next partitions of all queues, and delete those that hold nothing.
+
+    A rule may have been taken back before all of its work was done.
+    """
+    due = await _carry_out(db, walk, None, cleanup_days)
+    at_end = len(due) < WALK_BATCH
+    walk.at, walk.name = (0, "") if at_end else (due[-1]["queue_id"], due[-1]["name"])
+
+
+async def _carry_out(
+    db: Database, walk: Walk, last_queue_id: int | None, cleanup_days: int
+) -> list[asyncpg.Record]:
     due = await db.read(
         "_retention_due",
         after_queue_id=walk.at,
         after_name=walk.name,
+        last_queue_id=last_queue_id,
         batch_max=WALK_BATCH,
         cleanup_days=cleanup_days,
     )
@@ -55,9 +84,7 @@ async def retain(db: Database, walk: Walk, cleanup_days: int) -> int:
             break
     if expired:
         await _step(db, "_delete_partitions", partition_id=expired, cleanup_days=cleanup_days)
-    at_end = len(due) < WALK_BATCH
-    walk.at, walk.name = (0, "") if at_end else (due[-1]["queue_id"], due[-1]["name"])
-    return len(due)
+    return due
 
 
 async def mend_hints(db: Database, walk: Walk) -> int:

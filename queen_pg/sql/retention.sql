@@ -6,10 +6,27 @@
 -- that act on it reach partitions by id and judge nothing that could have changed for the worse: stamps and
 -- offsets only grow, and a cursor that a seek moves back meanwhile finds the log to start later.
 
--- The next partitions in the order of queue and name, and what is due in each: keep_from is the offset at which its
--- log should start, if not where it does, forget_below the one below which rows may go, expired whether nothing holds the partition.
+-- The next queue, from an id on, that has a rule by which messages are removed.
+create or replace function queen._next_retaining(queue_id bigint) returns table (queue_id bigint)
+language sql stable
+set enable_seqscan = off set enable_bitmapscan = off
+as $$
+    select q.id
+    from queen.queues q
+    where q.id >= _next_retaining.queue_id
+      and (q.retention_enabled and (q.retention_seconds > 0 or q.completed_retention_seconds > 0)
+           or q.max_wait_time_seconds > 0)
+    order by q.id
+    limit 1;
+$$;
+
+comment on function queen._next_retaining(bigint) is 'The first queue with a retention rule whose id is not below the one given.';
+
+-- The next partitions in the order of queue and name, of one queue or, with a null last_queue_id, of all that follow,
+-- and what is due in each: keep_from is the offset at which its log should start, if not where it does, forget_below the
+-- one below which rows may go, expired whether nothing holds the partition.
 create or replace function queen._retention_due(
-    after_queue_id bigint, after_name text, batch_max integer, cleanup_days integer
+    after_queue_id bigint, after_name text, last_queue_id bigint, batch_max integer, cleanup_days integer
 ) returns table (
     queue_id bigint, name text, partition_id bigint, keep_from bigint, forget_below bigint, expired boolean
 )
@@ -32,6 +49,7 @@ begin
         from queen.partitions p
         join queen.queues q on q.id = p.queue_id
         where (p.queue_id, p.name) > (_retention_due.after_queue_id, _retention_due.after_name)
+          and p.queue_id <= coalesce(_retention_due.last_queue_id, 9223372036854775807)
         order by p.queue_id, p.name
         limit _retention_due.batch_max
     loop
@@ -77,7 +95,7 @@ begin
 end;
 $$;
 
-comment on function queen._retention_due(bigint, text, integer, integer) is
+comment on function queen._retention_due(bigint, text, bigint, integer, integer) is
     'The next partitions in the order of queue and name, and what retention has to do in each.';
 
 -- The offset up to which everything is old enough and lies at or below every cursor, as whole appends. Without a

@@ -39,7 +39,7 @@ async def push(
 
 
 async def due(conn: asyncpg.Connection, *, cleanup_days: int = 30) -> asyncpg.Record:
-    [row] = await conn.fetch("select * from queen._retention_due(0, '', 100, $1)", cleanup_days)
+    [row] = await conn.fetch("select * from queen._retention_due(0, '', null, 100, $1)", cleanup_days)
     return row
 
 
@@ -58,6 +58,17 @@ async def read(conn: asyncpg.Connection, partition: int) -> None:
         " select $1, id, 2, queen.now() from queen.consumer_groups",
         partition,
     )
+
+
+async def test_only_queues_with_a_rule_are_walked_for_it(
+    conn: asyncpg.Connection, partition: int
+) -> None:
+    find = "select queue_id from queen._next_retaining(0)"
+    assert await conn.fetchval(find) is None
+    await configure(conn, retention_seconds=60, completed_retention_seconds=60)
+    assert await conn.fetchval(find) is None
+    await configure(conn, max_wait_time_seconds=60)
+    assert await conn.fetchval(find) == await conn.fetchval("select id from queen.queues")
 
 
 async def test_nothing_is_removed_by_default(conn: asyncpg.Connection, partition: int) -> None:
