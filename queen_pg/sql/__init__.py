@@ -25,7 +25,7 @@ MANIFEST = (
     "message",
     "kv",
     "kv_read",
-    "kv_public",
+    "kv_api",
     "timer",
     "timer_fire",
     "lock",
