@@ -18,6 +18,7 @@ import msgspec
 
 from queen_pg.broker import lease, pop
 from queen_pg.broker.ack import QUEUE_MODE
+from queen_pg.broker.autopilot import Pace
 from queen_pg.broker.identity import uuid_v7
 from queen_pg.broker.pop import Claim, Demand, PopAnswer, PopRequest, Source, Subscription
 from queen_pg.config import Settings
@@ -67,6 +68,7 @@ class Waiters:
         self._db = db
         self._default_mode = settings.default_subscription_mode
         self._lines: dict[Source, _Line] = {}
+        self._pace = Pace()
         self._poller: asyncio.Task[None] | None = None
         self._closing = False
         self._troubled = False
@@ -80,7 +82,13 @@ class Waiters:
         source = Source(
             tenant, request.queue, request.consumer_group or QUEUE_MODE, request.partition
         )
-        return await self._stand(source, request, gone, self._demand(request))
+        answer = await self._stand(source, request, gone, self._demand(source, request))
+        if answer.lease_id is not None and source.partition is None:
+            messages = sum(len(claim.messages) for claim in answer.claims)
+            self._pace.delivered(
+                source, answer.lease_id, messages, asyncio.get_running_loop().time()
+            )
+        return answer
 
     def pushed(self, tenant: int, queues: Iterable[str]) -> None:
         """Serve those who wait for these queues: something was pushed to them."""
@@ -97,6 +105,12 @@ class Waiters:
                 if line.group_id in ids:
                     self._wake(line)
 
+    def settled(self, lease_ids: Iterable[str]) -> None:
+        """Learn from leases that acks have released how fast their groups work."""
+        now = asyncio.get_running_loop().time()
+        for lease_id in lease_ids:
+            self._pace.settled(UUID(lease_id), now)
+
     async def close(self) -> None:
         """Answer every waiting pop empty, and end."""
         self._closing = True
@@ -109,12 +123,12 @@ class Waiters:
             for waiter in line.waiters:
                 _answer(line, waiter, [])
 
-    def _demand(self, request: PopRequest) -> Demand:
+    def _demand(self, source: Source, request: PopRequest) -> Demand:
         conflating = bool(request.conflation)
         autopilot = request.autopilot and not conflating and request.partition is None
         batch = request.batch
         if batch is None:
-            batch = pop.AUTOPILOT_BATCH if autopilot else pop.BATCH_DEFAULT
+            batch = self._pace.batch(source) if autopilot else pop.BATCH_DEFAULT
         batch = max(batch, 1)
         partitions = request.partitions
         if request.partition is not None:
@@ -289,10 +303,10 @@ class Waiters:
         self, tenant: int, request: PopRequest, gone: Callable[[], bool]
     ) -> PopAnswer:
         """Pop from every queue with the labels, in name order, on one budget (data-plane 4.3-3)."""
-        demand = self._demand(request)
+        group = request.consumer_group or QUEUE_MODE
+        demand = self._demand(Source(tenant, "", group), request)
         deadline = asyncio.get_running_loop().time() + ROUND_SECONDS
         demand.lease_seconds = demand.lease_seconds or pop.DISCOVERY_LEASE_SECONDS
-        group = request.consumer_group or QUEUE_MODE
         answer = PopAnswer(group)
         claims: list[Claim] = []
         conflation = conflict = False

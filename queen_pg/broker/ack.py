@@ -54,6 +54,15 @@ class Acked(msgspec.Struct, frozen=True):
     woken: list[int]
 
 
+def released(items: Sequence[AckItem], results: Sequence[AckResult]) -> set[str]:
+    """Return the ids of the leases that these acks have released."""
+    return {
+        item.lease_id
+        for item, result in zip(items, results, strict=True)
+        if item.lease_id and result.lease_released
+    }
+
+
 async def ack(
     db: Database, tenant: int, consumer_group: str, items: Sequence[AckItem], deadline: float
 ) -> Acked:

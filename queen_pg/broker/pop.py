@@ -20,8 +20,6 @@ from queen_pg.errors import Conflict, QueenError, Stale
 
 PARTITIONS_MAX = 64
 BATCH_DEFAULT = 200
-# Autopilot's batch (data-plane 4.6-3): what a group is given until its pace is known.
-AUTOPILOT_BATCH = 100
 # The lease of a discovery pop that names none: not the queues' own (data-plane 4.1).
 DISCOVERY_LEASE_SECONDS = 60
 # How many partitions one look at the queue seeds for a new group, and at most how many looks.

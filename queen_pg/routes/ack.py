@@ -7,7 +7,7 @@ import msgspec
 from litestar.response.base import ASGIResponse
 
 from queen_pg import limits
-from queen_pg.broker.ack import QUEUE_MODE, AckItem, AckResult
+from queen_pg.broker.ack import QUEUE_MODE, AckItem, AckResult, released
 from queen_pg.routes import wire
 
 NOT_A_PARTITION = AckResult(
@@ -48,7 +48,9 @@ async def ack(request: wire.AnyRequest) -> ASGIResponse:
 
     known = [item for item in items if item is not None]
     acked = await wire.conveyor(request).ack(wire.tenant(request), group, known, wire.deadline())
-    wire.waiters(request).freed(acked.woken)
+    waiters = wire.waiters(request)
+    waiters.freed(acked.woken)
+    waiters.settled(released(known, acked.results))
     results = iter(acked.results)
     return wire.answer(
         [

@@ -15,7 +15,7 @@ from litestar.response.base import ASGIResponse
 from queen_pg import frames, limits
 from queen_pg.broker import kv, switch, timer
 from queen_pg.broker import transaction as broker
-from queen_pg.broker.ack import QUEUE_MODE, AckResult
+from queen_pg.broker.ack import QUEUE_MODE, AckResult, released
 from queen_pg.broker.identity import uuid_v7
 from queen_pg.broker.push import Batch, PushItem, PushResult
 from queen_pg.broker.transaction import Position, Transaction, TransactionAck, Verdict
@@ -148,8 +148,10 @@ async def transaction(request: wire.AnyRequest) -> ASGIResponse:
     )
     if not verdict.success:
         return _rolled_back(str(transaction_id), call, verdict)
-    wire.waiters(request).pushed(tenant, {item.queue for item in call.items})
-    wire.waiters(request).freed(verdict.woken)
+    waiters = wire.waiters(request)
+    waiters.pushed(tenant, {item.queue for item in call.items})
+    waiters.freed(verdict.woken)
+    waiters.settled(released(call.acks, verdict.acks))
     if any(operation["op"] != "cancel" for operation in call.timers):
         surface.scheduler(request).wake()
     return wire.answer(_committed(str(transaction_id), call, verdict))
