@@ -1,8 +1,8 @@
 """`queen-pg doctor`: what a database has, what that costs, and what to set."""
 
 import time
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import asyncpg
 import msgspec
@@ -11,6 +11,7 @@ from queen_pg import migrate, sql
 from queen_pg.config import Settings
 
 Grade = Literal["good", "poor", "bad"]
+Row = Mapping[str, Any]
 
 SERVER_VERSION_MIN = 150_000
 PRED_LOCKS_PER_TRANSACTION = 2048
@@ -39,20 +40,25 @@ async def examine(settings: Settings) -> list[Finding]:
         middle = (before + time.time()) / 2
     finally:
         await connection.close()
-    findings = [
-        *_server(row),
-        *_predicate_locks(row),
-        *_durability(row),
-        *_connections(row, settings),
-        *_rights(row, settings),
-        _clock(row["clock"] - middle),
-    ]
+    findings = judge(row, middle, settings)
     if row["may_use_schema"] or not row["installed"]:
         findings.append(_schema(await migrate.state(url)))
     return findings
 
 
-def _server(row: asyncpg.Record) -> Iterator[Finding]:
+def judge(row: Row, moment: float, settings: Settings) -> list[Finding]:
+    """Judge what a server says of itself, and its clock against our moment."""
+    return [
+        *_server(row),
+        *_predicate_locks(row),
+        *_durability(row),
+        *_connections(row, settings),
+        *_rights(row, settings),
+        clock(row["clock"] - moment),
+    ]
+
+
+def _server(row: Row) -> Iterator[Finding]:
     version = row["server_version"]
     yield _judge(
         version >= SERVER_VERSION_MIN,
@@ -84,7 +90,7 @@ def _server(row: asyncpg.Record) -> Iterator[Finding]:
     )
 
 
-def _predicate_locks(row: asyncpg.Record) -> Iterator[Finding]:
+def _predicate_locks(row: Row) -> Iterator[Finding]:
     per_transaction = row["max_pred_locks_per_transaction"]
     yield _judge(
         per_transaction >= PRED_LOCKS_PER_TRANSACTION,
@@ -115,7 +121,7 @@ def _predicate_locks(row: asyncpg.Record) -> Iterator[Finding]:
     )
 
 
-def _durability(row: asyncpg.Record) -> Iterator[Finding]:
+def _durability(row: Row) -> Iterator[Finding]:
     for name, loss in (
         ("fsync", "a crash of the machine can destroy the database"),
         ("full_page_writes", "a crash of the machine can destroy pages"),
@@ -124,7 +130,7 @@ def _durability(row: asyncpg.Record) -> Iterator[Finding]:
         yield _judge(row[name] != "off", "bad", name, row[name], f"{loss}: set it to on")
 
 
-def _connections(row: asyncpg.Record, settings: Settings) -> Iterator[Finding]:
+def _connections(row: Row, settings: Settings) -> Iterator[Finding]:
     wanted = 2 * settings.pg_pool_size * settings.workers
     yield _judge(
         wanted <= row["connections"],
@@ -136,7 +142,7 @@ def _connections(row: asyncpg.Record, settings: Settings) -> Iterator[Finding]:
     )
 
 
-def _rights(row: asyncpg.Record, settings: Settings) -> Iterator[Finding]:
+def _rights(row: Row, settings: Settings) -> Iterator[Finding]:
     yield _judge(
         not row["superuser"],
         "poor",
@@ -165,7 +171,8 @@ def _rights(row: asyncpg.Record, settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _clock(difference: float) -> Finding:
+def clock(difference: float) -> Finding:
+    """Judge how far the database's clock is ahead of ours, in seconds."""
     return _judge(
         abs(difference) <= CLOCK_DIFFERENCE_SECONDS,
         "poor",

@@ -6,18 +6,18 @@ first one works, the others wait and find it done. A role with CREATE on the dat
 
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import asyncpg
 import msgspec
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
-from sqlalchemy.exc import ProgrammingError
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import NullPool
 
 from queen_pg import sql
+
+# Alembic and SQLAlchemy take as long to import as all the rest, and a broker that finds its database
+# up to date needs neither. So they are imported where they are used.
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from sqlalchemy import Connection
 
 LOCK = int.from_bytes(b"queen-pg")
 CONNECT_SECONDS = 10.0
@@ -54,6 +54,9 @@ async def upgrade(url: str) -> State:
         )
     if before.current:
         return before
+    from sqlalchemy.ext.asyncio import create_async_engine
+    from sqlalchemy.pool import NullPool
+
     engine = create_async_engine(
         "postgresql+asyncpg://", async_creator=lambda: _connect(url), poolclass=NullPool
     )
@@ -82,6 +85,8 @@ async def state(url: str) -> State:
 
 def script(since: str | None = None) -> str:
     """Return the whole upgrade as one SQL script, from an empty database or since a revision."""
+    from alembic import command
+
     config = _config()
     output = io.StringIO()
     config.output_buffer = output
@@ -98,7 +103,9 @@ async def _connect(url: str) -> asyncpg.Connection:
     )
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: "Connection") -> None:
+    from alembic import command
+
     # The lock is also what opens the adapter's transaction, before a script goes past it.
     connection.exec_driver_sql(f"select pg_advisory_xact_lock({LOCK})")
     if _state_under_lock(connection).current:
@@ -108,7 +115,9 @@ def _upgrade(connection: Connection) -> None:
     command.upgrade(config, "head")
 
 
-def _state_under_lock(connection: Connection) -> State:
+def _state_under_lock(connection: "Connection") -> State:
+    from sqlalchemy.exc import ProgrammingError
+
     try:
         with connection.begin_nested():
             row = connection.exec_driver_sql(sql.read("reads/state")).one()
@@ -118,20 +127,23 @@ def _state_under_lock(connection: Connection) -> State:
 
 
 def _compare(version: str, revision: str | None, function_set: str | None) -> State:
-    revisions = ScriptDirectory.from_config(_config())
-    known = {None, *(script.revision for script in revisions.walk_revisions())}
-    head = revisions.get_current_head() or ""
-    return State(revision, function_set, head, revision in known, version)
+    revisions = sorted(path.name[:4] for path in _scripts().glob("versions/[0-9]*_*.py"))
+    known = revision is None or revision in revisions
+    return State(revision, function_set, revisions[-1], known, version)
 
 
-def _config() -> Config:
+def _scripts() -> Path:
+    """Return the folder of the revisions: inside the package in a wheel, else beside it."""
     here = Path(__file__).parent
-    # In a wheel the revisions lie inside the package, in the repository beside it.
     shipped = here / "migrations"
+    return shipped if shipped.is_dir() else here.parent / "migrations"
+
+
+def _config() -> "Config":
+    from alembic.config import Config
+
     config = Config()
-    config.set_main_option(
-        "script_location", str(shipped if shipped.is_dir() else here.parent / "migrations")
-    )
+    config.set_main_option("script_location", str(_scripts()))
     config.set_main_option("path_separator", "os")
     config.attributes["lock"] = LOCK
     return config

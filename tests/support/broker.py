@@ -52,7 +52,7 @@ class Broker:
         while time.monotonic() < deadline:
             if self.process is None or self.process.poll() is not None:
                 raise AssertionError(f"the broker ended at its start:\n{self.log()}")
-            if self.healthy():
+            if "ready " in self.log() and self.healthy():
                 return
             time.sleep(POLL_SECONDS)
         self.kill()
