@@ -13,8 +13,8 @@ import msgspec
 
 from queen_pg import sql
 
-# Alembic and SQLAlchemy take as long to import as all the rest, and a broker that finds its database
-# up to date needs neither. So they are imported where they are used.
+# Alembic and SQLAlchemy take as long to import as all the rest, and a broker that finds its
+# database up to date needs neither. So they are imported where they are used.
 if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
