@@ -23,7 +23,7 @@ class Broker:
     def __init__(self, url: str | None, **environment: str) -> None:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
-        self._environment = {
+        self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("QUEEN_")},
             "PORT": str(self.port),
             **({} if url is None else {"QUEEN_PG_URL": url}),
@@ -63,7 +63,7 @@ class Broker:
         with Path(self._log.name).open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "queen_pg", "serve"],
-                env=self._environment,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
