@@ -3,12 +3,14 @@
 import asyncio
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import httpx
 import pytest
 
 from tests.support.broker import Broker
+from tests.support.server import Server
 from tests.support.wire import Wire, data
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
@@ -293,11 +295,11 @@ async def test_health_and_status(wire: Wire) -> None:
 # A database that is away.
 
 
-async def test_without_its_database_a_broker_says_so(database: str) -> None:
+async def test_without_its_database_a_broker_says_so(database: str, server: Server) -> None:
     """data-plane 1-5: 503 with Retry-After and a word the SDK's consumers go on after."""
     with Broker(database) as broker:
         async with httpx.AsyncClient(base_url=broker.base_url, timeout=60) as http:
-            admin = await asyncpg.connect(database.rpartition("/")[0] + "/template1")
+            admin = await asyncpg.connect(server.admin_url)
             try:
                 await _lose(admin, database)
                 await _is_unavailable(http)
@@ -310,7 +312,7 @@ async def test_without_its_database_a_broker_says_so(database: str) -> None:
 
 
 def _name(url: str) -> str:
-    return url.rpartition("/")[2]
+    return urlsplit(url).path[1:]
 
 
 async def _lose(admin: asyncpg.Connection, database: str) -> None:
