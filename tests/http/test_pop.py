@@ -373,6 +373,7 @@ async def test_a_partition_emptied_by_retention_is_passed_over(wire: Wire, queue
     await wire.push(queue, "new")
     [message] = await wire.take(queue)
     assert (message["data"], message["offset"]) == ("new", 1)
+    await wire.configure(queue, retentionEnabled=False)
 
 
 async def test_a_call_has_one_lease(wire: Wire, queue: str) -> None:

@@ -184,7 +184,7 @@ async def test_only_duplicates_write_nothing(wire: Wire, queue: str) -> None:
 
 async def test_stamps_rise_strictly_along_a_partition(wire: Wire, queue: str) -> None:
     """data-plane 2.2-7: one stamp per append, strictly above the one before."""
-    pushed = await asyncio.gather(*(wire.push(queue, 1, 2) for _ in range(20)))
+    pushed = [await wire.push(queue, 1, 2) for _ in range(20)]
     rows = await wire.sql.fetch(
         "select m.created_at, m.message_offset from queen.messages m where m.id = any($1::uuid[])"
         " order by m.message_offset",

@@ -150,15 +150,18 @@ class Wire:
         return number
 
     async def fingerprint(self) -> dict[str, str]:
-        """Return a digest of every table's rows, to show that a call changed nothing."""
+        """Return a digest of every table's row versions, to show that a call wrote nothing.
+
+        Not of `ready`: its rows are hints, which the broker corrects whenever it passes.
+        """
         tables = await self.sql.fetch(
             "select relname from pg_class where relnamespace = 'queen'::regnamespace"
-            " and relkind = 'r' order by 1"
+            " and relkind = 'r' and relname <> 'ready' order by 1"
         )
         return {
             table: await self.sql.fetchval(
-                f"select md5(coalesce(string_agg(t::text, chr(10) order by t::text), ''))"
-                f" from queen.{table} t"
+                f"select md5(coalesce(string_agg(concat(ctid, xmin), ' ' order by ctid), ''))"
+                f" from queen.{table}"
             )
             for (table,) in tables
         }
