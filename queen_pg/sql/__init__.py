@@ -10,12 +10,16 @@ from importlib.resources import files
 MANIFEST = (
     "clock",
     "guard",
+    "tenant",
+    "argument",
+    "notify",
     "identity",
     "switch",
     "text",
     "queue",
     "partition",
     "push",
+    "push_api",
     "ready",
     "pop",
     "ack",
@@ -30,6 +34,7 @@ MANIFEST = (
     "timer_fire",
     "lock",
     "transaction",
+    "retention",
 )
 
 

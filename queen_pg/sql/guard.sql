@@ -8,11 +8,15 @@ create or replace function queen._fail(
 ) returns void
 language plpgsql as $$
 begin
-    raise exception using
-        errcode = _fail.sqlstate,
-        message = _fail.message,
-        detail = coalesce(_fail.detail::text, ''),
-        hint = coalesce(_fail.hint, '');
+    -- A part that is not given must be left out, or people would read an empty line.
+    if _fail.detail is null and _fail.hint is null then
+        raise exception using errcode = _fail.sqlstate, message = _fail.message;
+    elsif _fail.hint is null then
+        raise exception using errcode = _fail.sqlstate, message = _fail.message, detail = _fail.detail::text;
+    elsif _fail.detail is null then
+        raise exception using errcode = _fail.sqlstate, message = _fail.message, hint = _fail.hint;
+    end if;
+    raise exception using errcode = _fail.sqlstate, message = _fail.message, detail = _fail.detail::text, hint = _fail.hint;
 end;
 $$;
 

@@ -25,7 +25,7 @@ async def test_fail_raises_the_code_the_sentence_the_detail_and_the_hint(
 
 async def test_fail_needs_no_detail_and_no_hint(conn: asyncpg.Connection) -> None:
     error = await fail(conn, "QU900", "gone")
-    assert (error.sqlstate, error.detail, error.hint) == ("QU900", "", "")
+    assert (error.sqlstate, error.detail, error.hint) == ("QU900", None, None)
 
 
 @pytest.mark.parametrize(
