@@ -202,7 +202,7 @@ async def sweep(db: Database, place: Place, batch_max: int) -> tuple[int, Place]
 
 def namespace_of(operation: Fields) -> str:
     """Return the `ns` of an operation, checked."""
-    return check_namespace(op.scalar(op.present(operation, "ns")) or "")
+    return check_namespace(op.scalar(operation.get("ns")) or "")
 
 
 def check_namespace(text: str) -> str:
@@ -224,7 +224,7 @@ def check_key(field: str, text: str | None) -> str:
 def page_fields(operation: Fields) -> dict[str, Any]:
     """Return the `after`, `limit` and `keysOnly` of a page, checked; the limit is clamped."""
     fields: dict[str, Any] = {"limit": PAGE_DEFAULT, "keysOnly": False}
-    after = op.scalar(op.present(operation, "after"))
+    after = op.scalar(operation.get("after"))
     if after:
         if "\0" in after:
             raise _bad("kv_bad_key", "after must not contain NUL")
@@ -257,13 +257,13 @@ def _validated(document: msgspec.Raw, limits: Limits) -> dict[str, Any]:
     elif name == "getPrefix":
         if limits.in_transaction:
             raise _bad("kv_get_prefix_not_allowed_in_transaction", "a transaction reads by key")
-        if not op.scalar(op.present(operation, "prefix")):
+        if not op.scalar(operation.get("prefix")):
             raise _bad("kv_prefix_required", "prefix must not be empty")
         validated["ns"] = namespace_of(operation)
         validated["prefix"] = check_key("prefix", op.scalar(operation["prefix"]))
     else:
         validated["ns"] = namespace_of(operation)
-        validated["key"] = check_key("key", op.scalar(op.present(operation, "key")))
+        validated["key"] = check_key("key", op.scalar(operation.get("key")))
     validated.update(_rest(name, operation, limits))
     return validated
 

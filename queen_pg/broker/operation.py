@@ -41,8 +41,8 @@ def string(value: msgspec.Raw | None) -> str | None:
 
 
 def scalar(value: msgspec.Raw | None) -> str | None:
-    """Return a string's text, or another scalar's JSON text; None for an array or an object."""
-    if value is None or bytes(value)[:1] in (b"[", b"{"):
+    """Return a string's text, or a number's or boolean's JSON text; None for anything else."""
+    if value is None or bytes(value)[:1] in (b"[", b"{", b"n"):
         return None
     text = string(value)
     return bytes(value).decode() if text is None else text

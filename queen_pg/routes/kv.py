@@ -82,9 +82,9 @@ async def list_keys(request: wire.AnyRequest) -> ASGIResponse:
     body = await surface.read_object(request)
     async with switch.first(wire.database(request), "kv"):
         operation: dict[str, Any] = {
-            "ns": kv.check_namespace(op.scalar(op.present(body, "namespace")) or "")
+            "ns": kv.check_namespace(op.scalar(body.get("namespace")) or "")
         }
-        if prefix := op.scalar(op.present(body, "prefix")):
+        if prefix := op.scalar(body.get("prefix")):
             operation["prefix"] = kv.check_key("prefix", prefix)
         operation |= kv.page_fields(body)
         if expired := op.present(body, "includeExpired"):
