@@ -17,14 +17,19 @@ class Clock:
         return self.now
 
 
+def refused(rates: Rates, tenant: int, kind: Kind) -> Declined | None:
+    try:
+        rates.spend(tenant, kind)
+    except Declined as refusal:
+        return refusal
+    return None
+
+
 def spent(rates: Rates, tenant: int = 1, kind: Kind = "write") -> int:
     """Spend until nothing is left; return how much there was."""
     count = 0
-    with pytest.raises(Declined) as raised:
-        while True:
-            rates.spend(tenant, kind)
-            count += 1
-    refusal = raised.value
+    while (refusal := refused(rates, tenant, kind)) is None:
+        count += 1
     assert (refusal.code, refusal.status, refusal.retry_after) == ("rate_limited", 429, 1)
     return count
 
