@@ -261,6 +261,7 @@ class EmbeddedServer:
         log = self.folder / "postgres.log"
         if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
             log.rename(log.with_suffix(".log.1"))
+        log.touch(mode=0o600)
         with log.open("ab") as output:
             # A session of its own: Ctrl-C at the terminal is for the broker, which then stops it.
             self._process = subprocess.Popen(
