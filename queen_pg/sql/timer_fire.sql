@@ -98,17 +98,21 @@ begin
     order by p.id
     for no key update;
 
+    -- Found by key and judged after: a condition on fire_at in the search would offer the planner that index, and
+    -- a walk through all that is due.
     for v_timer in
         with held as materialized (
-            select t.*, u.partition_id
+            select t.*, u.partition as found_partition, u.partition_id
             from unnest(_timers_fire.queue, _timers_fire.timer_key, _timers_fire.partition, _timers_fire.partition_id)
                  u (queue, timer_key, partition, partition_id)
             join queen.timers t
                 on t.tenant_id = _timers_fire.tenant and t.queue = u.queue and t.timer_key = u.timer_key
-            where t.partition = u.partition and t.fire_at <= v_now
             for update of t skip locked
         )
-        select h.* from held h order by h.queue, h.partition, h.fire_at, h.timer_key
+        select h.*
+        from held h
+        where h.partition = h.found_partition and h.fire_at <= v_now
+        order by h.queue, h.partition, h.fire_at, h.timer_key
     loop
         if v_groups = 0 or v_timer.queue <> v_group_queue[v_groups] or v_timer.partition <> v_group_partition[v_groups] then
             v_groups := v_groups + 1;
@@ -159,14 +163,20 @@ declare
     v_queue_id bigint;
     v_partition_id bigint;
 begin
-    update queen.timers t
-    set attempts = t.attempts + 1,
-        last_error = _timer_fail.error,
-        fire_at = v_now + least(interval '1 second' * power(2, t.attempts + 1), interval '60 seconds')
+    dead := false;
+    select t.* into v_timer
+    from queen.timers t
     where t.tenant_id = _timer_fail.tenant and t.queue = _timer_fail.queue and t.timer_key = _timer_fail.timer_key
-      and t.fire_at <= v_now
-    returning t.* into v_timer;
-    dead := coalesce(v_timer.attempts >= _timer_fail.attempts_max, false);
+    for update;
+    if found and v_timer.fire_at <= v_now then
+        v_timer.attempts := v_timer.attempts + 1;
+        dead := v_timer.attempts >= _timer_fail.attempts_max;
+        update queen.timers t
+        set attempts = v_timer.attempts,
+            last_error = _timer_fail.error,
+            fire_at = v_now + least(interval '1 second' * power(2, v_timer.attempts), interval '60 seconds')
+        where t.tenant_id = _timer_fail.tenant and t.queue = _timer_fail.queue and t.timer_key = _timer_fail.timer_key;
+    end if;
     if dead then
         v_queue_id := queen._ensure_queue(_timer_fail.tenant, _timer_fail.queue);
         insert into queen.partitions (queue_id, name, created_at) values (v_queue_id, v_timer.partition, v_now)

@@ -17,7 +17,8 @@ from queen_pg.database import Database
 
 CLAIM = """
 select * from queen._claim(array[$1::bigint], array[$2::bigint], array[false], array[-1::bigint],
-    array[0::bigint], array[0::bigint], array[1::bigint], array[$3::uuid], array[60], array[false], array[false])
+    array[0::bigint], array[0::bigint], array[1::bigint], array[$3::uuid], array[60], array[false],
+    array[false])
 """
 DELETE = "select queen._delete_queue(1, 'orders')"
 LEFT = """
