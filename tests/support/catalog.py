@@ -8,7 +8,8 @@ select 'relation', c.relname, c.relkind::text, coalesce(c.reloptions::text, ''),
 from pg_class c where c.relnamespace = 'queen'::regnamespace and c.relkind in ('r', 'v', 'S')
 union all
 select 'column', c.relname, a.attnum::text, a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
-       || ' ' || a.attnotnull || ' ' || a.attidentity::text || ' ' || a.attcollation::regcollation::text,
+       || ' ' || a.attnotnull || ' ' || a.attidentity::text || ' '
+       || a.attcollation::regcollation::text,
        coalesce(pg_get_expr(d.adbin, d.adrelid), '')
 from pg_attribute a join pg_class c on c.oid = a.attrelid
 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
