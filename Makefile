@@ -35,8 +35,8 @@ fmt: install ## repair what can be repaired
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: install ## measure pushes, pops and acks over HTTP
-	$(BIN)/python -m bench
+bench: install ## measure it beside plain SQL and other queues; A=--full for hours of it
+	$(BIN)/python -m bench $(A)
 
 migrate: install ## bring the database up to date
 	$(BIN)/queen-pg migrate

@@ -1,7 +1,8 @@
-"""The command `queen-pg`: serve, migrate, doctor, config, url, psql."""
+"""The command `queen-pg`: serve, migrate, doctor, config, url, psql, bench."""
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -131,6 +132,17 @@ def psql_command(arguments: tuple[str, ...]) -> None:
     url = _running_url(Settings.from_env(), loopback=False)
     program = shutil.which("psql") or str(bundled_binaries() / "psql")
     os.execv(program, [program, url, *arguments])
+
+
+@main.command("bench", context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_command
+def bench_command(arguments: tuple[str, ...]) -> None:
+    """Measure the broker on this machine; comes with the source tree only."""
+    # It installs other queues to compare with, so it is not part of what is deployed.
+    if importlib.util.find_spec("bench") is None:
+        raise click.ClickException("run it in the source tree, where `make bench` does the same")
+    os.execv(sys.executable, [sys.executable, "-m", "bench", *arguments])
 
 
 @contextlib.contextmanager

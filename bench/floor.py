@@ -1,0 +1,206 @@
+"""A process that does the plainest SQL that could store the same: the floor under the figures.
+
+It works on a database with the broker's tables, and so with its indexes, but without a broker. It
+writes with one prepared statement a transaction where that is possible, rows as arrays.
+"""
+
+import asyncio
+import contextlib
+import random
+import uuid
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import uvloop
+
+from bench import window
+from bench.load import payload, transaction_ids
+from bench.window import Tally, clock
+
+ROWS = """
+insert into queen.messages (partition_id, message_offset, created_at, id, transaction_id, payload)
+select u.partition_id, u.message_offset, $3, u.id, u.transaction_id, u.payload
+from unnest($1::bigint[], $2::bigint[], $4::uuid[], $5::text[], $6::json[])
+     u (partition_id, message_offset, id, transaction_id, payload)
+"""
+
+ROW = """
+insert into queen.messages (partition_id, message_offset, created_at, id, transaction_id, payload)
+values ($1, $2, $3, $4, $5, $6)
+"""
+
+CURSOR = """
+update queen.cursors set committed_offset = committed_offset + 1, updated_at = $3
+where partition_id = $1 and group_id = $2
+"""
+
+PUT = """
+insert into queen.kv as k (tenant_id, namespace, key, version, value, created_at, updated_at)
+values (1, 'bench', $1, 1, $2, $3, $3)
+on conflict (tenant_id, namespace, key) do update
+set version = k.version + 1, value = excluded.value, updated_at = excluded.updated_at
+"""
+
+TIMER = """
+insert into queen.timers (tenant_id, queue, timer_key, partition, transaction_id, message_id,
+                          payload, deliver_at, fire_at, created_at, updated_at)
+values (1, 'bench', $1, $1, $2, $3, '{}', $4, $4, $5, $5)
+on conflict (tenant_id, queue, timer_key) do update
+set transaction_id = excluded.transaction_id, message_id = excluded.message_id,
+    deliver_at = excluded.deliver_at, fire_at = excluded.fire_at, updated_at = excluded.updated_at
+"""
+
+GET = "select value, version from queen.kv where tenant_id = 1 and namespace = 'bench' and key = $1"
+
+Work = Callable[[dict[str, Any], int, asyncpg.Connection, Tally], Coroutine[Any, Any, None]]
+
+
+class _Places:
+    """Where a connection's next row goes: partitions of its own, each with its own offsets.
+
+    Ids start at a random number, so that runs on one database do not meet.
+    """
+
+    def __init__(self, partitions: int, place: int) -> None:
+        self._first = random.SystemRandom().randrange(2**61)
+        self._offsets = [0] * partitions
+        self._at = place
+
+    def turn(self) -> None:
+        self._at = (self._at + 1) % len(self._offsets)
+
+    def take(self) -> tuple[int, int]:
+        offset = self._offsets[self._at]
+        self._offsets[self._at] = offset + 1
+        return self._first + self._at, offset
+
+
+async def rows(task: dict[str, Any], place: int, db: asyncpg.Connection, tally: Tally) -> None:
+    """Insert `batch` rows a transaction, to one partition or each to another (`spread`)."""
+    ids = transaction_ids()
+    places = _Places(task["partitions"], place)
+    document = payload(0)
+    statement = await db.prepare(ROWS if task["batch"] > 1 else ROW)
+    while clock() < tally.until:
+        started = clock()
+        taken = []
+        places.turn()
+        for _ in range(task["batch"]):
+            if task["spread"]:
+                places.turn()
+            taken.append(places.take())
+        moment = datetime.now(UTC)
+        if task["batch"] > 1:
+            await statement.fetch(
+                [partition for partition, _ in taken],
+                [offset for _, offset in taken],
+                moment,
+                [uuid.uuid4() for _ in taken],
+                [next(ids) for _ in taken],
+                [document] * len(taken),
+            )
+        else:
+            await statement.fetch(*taken[0], moment, uuid.uuid4(), next(ids), document)
+        now = clock()
+        tally.add(now, task["batch"], now - started)
+
+
+async def steps(_task: dict[str, Any], place: int, db: asyncpg.Connection, tally: Tally) -> None:
+    """Write what a step writes, by hand: cursor, message, KV, timer in one transaction."""
+    await db.execute("set default_transaction_isolation = serializable")
+    ids = transaction_ids()
+    places = _Places(100, place)
+    partition, _ = places.take()
+    await db.execute(
+        "insert into queen.cursors (partition_id, group_id, updated_at) values ($1, 1, now())",
+        partition,
+    )
+    cursor, row, put, timer = [await db.prepare(text) for text in (CURSOR, ROW, PUT, TIMER)]
+    number = 0
+    while clock() < tally.until:
+        number += 1
+        started = clock()
+        key = f"{place}-{number % 100}"
+        moment = datetime.now(UTC)
+        later = moment + timedelta(hours=1)
+        places.turn()
+        with contextlib.suppress(asyncpg.SerializationError):
+            async with db.transaction():
+                await cursor.fetch(partition, 1, moment)
+                await row.fetch(*places.take(), moment, uuid.uuid4(), next(ids), payload(0))
+                await put.fetch(key, payload(0), moment)
+                await timer.fetch(key, next(ids), uuid.uuid4(), later, moment)
+            now = clock()
+            tally.add(now, 1, now - started)
+            continue
+        tally.errors["40001"] += 1
+
+
+async def kv(task: dict[str, Any], place: int, db: asyncpg.Connection, tally: Tally) -> None:
+    """Read and write single keys in turn."""
+    keys = random.Random(place)
+    get, put = await db.prepare(GET), await db.prepare(PUT)
+    number = 0
+    while clock() < tally.until:
+        number += 1
+        started = clock()
+        key = f"k-{keys.randrange(task['keys'])}"
+        if number % 2:
+            await get.fetch(key)
+        else:
+            await put.fetch(key, payload(0), datetime.now(UTC))
+        now = clock()
+        tally.add(now, 1, now - started)
+
+
+async def calls(task: dict[str, Any], place: int, db: asyncpg.Connection, tally: Tally) -> None:
+    """Push by SQL, through the broker's own function: not a floor, but what SQL users get."""
+    ids = transaction_ids()
+    queue, count, batch = task["queue"], task["partitions"], task["batch"]
+    statement = await db.prepare("select from queen.push($1, $2)")
+    at = random.Random(place).randrange(count)
+    document = payload(0)
+    while clock() < tally.until:
+        started = clock()
+        names = []
+        at = (at + 1) % count
+        for _ in range(batch):
+            at = (at + 1) % count if task["spread"] else at
+            names.append(f"p-{at}")
+        messages = ",".join(
+            f'{{"partition":"{name}","transactionId":"{next(ids)}","payload":{document}}}'
+            for name in names
+        )
+        await statement.fetch(queue, f"[{messages}]")
+        now = clock()
+        tally.add(now, batch, now - started)
+
+
+KINDS: dict[str, Work] = {"rows": rows, "steps": steps, "kv": kv, "calls": calls}
+
+
+async def run(task: dict[str, Any], tally: Tally) -> None:
+    """Run one of the kinds on its connections."""
+    connections = [await asyncpg.connect(task["url"]) for _ in range(task["clients"])]
+    await asyncio.to_thread(window.opened, tally)
+    await asyncio.gather(
+        *(
+            KINDS[task["kind"]](task, place, connection, tally)
+            for place, connection in enumerate(connections)
+        )
+    )
+    for connection in connections:
+        await connection.close()
+
+
+def main() -> None:
+    """Run the load that the command line describes."""
+    tally = Tally()
+    uvloop.run(run(window.task(), tally))
+    window.close(tally)
+
+
+if __name__ == "__main__":
+    main()

