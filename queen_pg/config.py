@@ -147,14 +147,14 @@ class Settings(
         int, Meta(ge=1, le=4096, description="Most keys in one call of the KV route.")
     ] = 1024
     kv_read_rate: Annotated[
-        int, Meta(ge=0, description="KV reads a second, per tenant and process; 0: any number.")
+        int, Meta(ge=0, description="KV reads a second, per tenant and process; 0: any.")
     ] = 200
     kv_read_burst: Annotated[int, Meta(ge=1, description="KV reads that may come at once.")] = 400
     kv_write_rate: Annotated[
         int,
         Meta(
             ge=0,
-            description="KV, lock and timer writes a second, per tenant and process; 0: any number.",
+            description="KV, lock and timer writes a second, per tenant and process; 0: any.",
         ),
     ] = 100
     kv_write_burst: Annotated[int, Meta(ge=1, description="Such writes that may come at once.")] = (

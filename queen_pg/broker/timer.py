@@ -14,6 +14,7 @@ from queen_pg import limits
 from queen_pg.broker import operation as op
 from queen_pg.broker import switch
 from queen_pg.broker.operation import Fields
+from queen_pg.broker.partition import PartitionIds
 from queen_pg.config import Settings
 from queen_pg.database import Database
 from queen_pg.errors import (
@@ -208,10 +209,17 @@ async def fire(
 async def _fire(
     db: Database, tenant: int, timers: Sequence[asyncpg.Record], deadline: float
 ) -> dict[str, int]:
-    arguments = {
-        name: [timer[name] for timer in timers]
-        for name in ("queue", "timer_key", "partition", "partition_id")
+    # A step that created partitions would hold its timers while it waits for whoever does the same.
+    missing = {
+        (timer["queue"], timer["partition"]) for timer in timers if timer["partition_id"] is None
     }
+    created = await PartitionIds(db).ensure(tenant, sorted(missing), deadline)
+    arguments: dict[str, list[Any]] = {
+        name: [timer[name] for timer in timers] for name in ("queue", "timer_key", "partition")
+    }
+    arguments["partition_id"] = [
+        timer["partition_id"] or created[timer["queue"], timer["partition"]] for timer in timers
+    ]
     careful = False
 
     async def attempt() -> dict[str, int]:

@@ -7,7 +7,7 @@ from litestar.response.base import ASGIResponse
 from queen_pg.broker import switch
 from queen_pg.broker.switch import Switches
 from queen_pg.errors import BadRequest
-from queen_pg.routes import wire
+from queen_pg.routes import surface, wire
 
 
 class _Body(msgspec.Struct, rename="camel"):
@@ -37,6 +37,7 @@ async def throw(request: wire.AnyRequest) -> ASGIResponse:
         timers_schedule=body.timers_schedule,
         timers_fire=body.timers_fire,
     )
+    surface.scheduler(request).wake()
     return wire.answer(
         {
             **_rendered(switches),

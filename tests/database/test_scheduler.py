@@ -1,0 +1,177 @@
+"""Schedulers on a real database: many at once, an outage, the KV sweep."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from queen_pg.broker import kv, timer
+from queen_pg.config import Settings
+from queen_pg.database import Database
+from queen_pg.scheduler import KV_SWEEP_KEYS, KvSweep, Scheduler
+
+
+def soon() -> float:
+    return asyncio.get_running_loop().time() + 60
+
+
+async def schedule(db: Database, queue: str, keys: range, partition: str = "Default") -> None:
+    """Schedule timers that are due already, in the order of their numbers."""
+    operations = [
+        {
+            "op": "schedule",
+            "queue": queue,
+            "timerKey": f"{partition}-{number}",
+            "partition": partition,
+            "delayMs": number - 1_000_000,
+            "txn": f"{partition}-{number}",
+            "payload": str(number),
+        }
+        for number in keys
+    ]
+    await timer.run(db, 1, operations, soon())
+
+
+@pytest_asyncio.fixture
+async def sql(database: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database)
+    yield connection
+    await connection.close()
+
+
+class Crowd:
+    """Several brokers' schedulers on one database."""
+
+    def __init__(self, url: str, size: int) -> None:
+        self.databases = [Database(Settings(pg_url=url)) for _ in range(size)]
+        self.pushed: list[tuple[int, set[str]]] = []
+        self.schedulers = [
+            Scheduler(db, lambda tenant, queues: self.pushed.append((tenant, queues)))
+            for db in self.databases
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Crowd":
+        for db in self.databases:
+            await db.start()
+        self._tasks = [asyncio.create_task(one.run()) for one in self.schedulers]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for scheduler in self.schedulers:
+            await scheduler.stop()
+        await asyncio.gather(*self._tasks)
+        for db in self.databases:
+            await db.close()
+
+
+async def until(sql: asyncpg.Connection, query: str, wanted: Callable[[int], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not wanted(await sql.fetchval(query)):
+            await asyncio.sleep(0.02)
+
+
+PENDING = "select count(*) from queen.timers"
+DELIVERED = """
+select p.name as partition, m.payload::text::integer as number
+from queen.messages m join queen.partitions p on p.id = m.partition_id
+order by p.name, m.message_offset
+"""
+
+
+async def test_many_brokers_fire_each_timer_once_and_in_order(
+    database: str, db: Database, sql: asyncpg.Connection
+) -> None:
+    """Step 3.4-5, 3.4-10: whoever fires, a partition's timers enter it in due order."""
+    partitions = ("a", "b", "c")
+    for partition in partitions:
+        await schedule(db, "q", range(400), partition)
+    async with Crowd(database, 4) as crowd:
+        await until(sql, PENDING, lambda count: count == 0)
+    delivered = [tuple(row) for row in await sql.fetch(DELIVERED)]
+    assert delivered == [(partition, number) for partition in partitions for number in range(400)]
+    assert crowd.pushed
+    assert all(pushed == (1, {"q"}) for pushed in crowd.pushed)
+
+
+async def test_timers_fire_while_their_partitions_are_busy(
+    database: str, db: Database, sql: asyncpg.Connection
+) -> None:
+    """A scheduler and steps that push to its partition and cancel its timers do not deadlock."""
+    await schedule(db, "q", range(200))
+    before = await sql.fetchval(
+        "select deadlocks from pg_stat_database where datname = $1", database.rpartition("/")[2]
+    )
+    push = "select * from queen.push('q', '-1')"
+
+    async def work(connection: asyncpg.Connection, keys: range) -> list[int]:
+        cancelled = []
+        for number in keys:
+            operation = json.dumps(
+                [{"op": "cancel", "queue": "q", "timerKey": f"Default-{number}"}]
+            )
+            async with connection.transaction():
+                await connection.execute(push)
+                result = await connection.fetchval(
+                    "select result from queen._timers_apply(1, $1, queen.now())", operation
+                )
+            if json.loads(result)["ok"]:
+                cancelled.append(number)
+        return cancelled
+
+    workers = [await asyncpg.connect(database) for _ in range(2)]
+    async with Crowd(database, 2):
+        results = await asyncio.gather(
+            work(workers[0], range(0, 200, 3)), work(workers[1], range(199, 0, -3))
+        )
+        await until(sql, PENDING, lambda count: count == 0)
+    for worker in workers:
+        await worker.close()
+    cancelled = {number for numbers in results for number in numbers}
+    delivered = [row["number"] for row in await sql.fetch(DELIVERED) if row["number"] >= 0]
+    assert delivered == sorted(set(range(200)) - cancelled)
+    after = await sql.fetchval(
+        "select deadlocks from pg_stat_database where datname = $1", database.rpartition("/")[2]
+    )
+    assert after == before
+
+
+async def test_it_outlives_its_connections(
+    database: str, db: Database, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queen_pg.scheduler.TROUBLE_SECONDS", 0.05)
+    async with Crowd(database, 2):
+        for start in range(0, 50, 10):
+            await schedule(db, "q", range(start, start + 10))
+            await sql.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and pid <> pg_backend_pid()"
+                " and query ~ '_timers_(due|fire)'"
+            )
+        await until(sql, PENDING, lambda count: count == 0)
+    delivered = [row["number"] for row in await sql.fetch(DELIVERED)]
+    assert sorted(delivered) == list(range(50))
+
+
+async def test_the_kv_sweep_walks_round_and_round(db: Database, sql: asyncpg.Connection) -> None:
+    """Step 2.8: it goes on at once where there is much to do, and starts over at the end."""
+    await sql.execute(
+        "insert into queen.kv"
+        " (tenant_id, namespace, key, version, value, expires_at, created_at, updated_at)"
+        " select 1, 'n', n::text, n, '1', case when n % 5 > 0 then now() end, now(), now()"
+        " from generate_series(1, $1::integer) n",
+        3 * KV_SWEEP_KEYS,
+    )
+    sweep = KvSweep(db)
+    await sweep.run()
+    left = "select count(*) from queen.kv"
+    assert await sql.fetchval(left) == 3 * KV_SWEEP_KEYS // 5
+    operation = {"op": "put", "ns": "a", "key": "k", "value": "1", "ttlSeconds": 1}
+    await kv.run(db, 1, [operation], soon())
+    await sql.execute("update queen.kv set expires_at = now() where namespace = 'a'")
+    for _ in range(2):
+        await sweep.run()
+    assert await sql.fetchval(left) == 3 * KV_SWEEP_KEYS // 5
