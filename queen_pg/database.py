@@ -4,6 +4,9 @@ Every state change runs through `Database.step`, the only place that chooses SER
 repeated by `Database.retry`, the only place that knows what a lost race is worth. A call is one
 statement in a transaction of its own, so it costs one round trip. Nothing here reads a message
 text: an error is what its SQLSTATE says.
+
+The connections lead to one server in one reign. When another one leads, new pools take their place
+and what was in flight on the old ones is given up (`_Reign`).
 """
 
 import asyncio
@@ -36,6 +39,7 @@ from queen_pg.errors import (
     StorageFull,
     Unavailable,
 )
+from queen_pg.leader import NotLeading, Sight, Watch, look, sight
 from queen_pg.telemetry import INCIDENTS, STEP_RETRIES, STEP_SECONDS, logger
 
 T = TypeVar("T")
@@ -47,6 +51,8 @@ STATEMENT_TIMEOUT_MS = 65_000
 CONNECT_SECONDS = 10.0
 RELEASE_SECONDS = 1.0
 IDLE_CONNECTION_SECONDS = 300.0
+# How often it is asked, of several hosts, which one leads.
+FOLLOW_SECONDS = 1.0
 # What is prepared stays prepared: a connection is replaced when it is idle, not when it is busy.
 QUERIES_PER_CONNECTION = 100_000_000
 STATEMENTS_PER_CONNECTION = 1024
@@ -55,6 +61,7 @@ FIRST_PAUSE_SECONDS = 0.004
 LONGEST_PAUSE_SECONDS = 0.1
 LOST = "the step lost every race; try again"
 
+WARNING = "01000"
 TRANSACTION_ID_INDEX = "messages_transaction_id_key"
 
 _log = logger("database")
@@ -67,30 +74,32 @@ class Database:
         if settings.pg_url is None:
             raise ValueError("a database needs a URL")
         self._settings = settings
-        self._url = settings.pg_url
+        self._watch = Watch(settings.pg_url, pooler=settings.pg_pooler)
         self._texts: dict[tuple[str, tuple[str, ...]], str] = {}
-        self._steps: asyncpg.Pool | None = None
-        self._reads: asyncpg.Pool | None = None
+        self._reign: _Reign | None = None
+        self._doubted = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
         self._turns = _Turns()
 
     async def start(self) -> None:
         """Open both pools with a connection each; raise Unavailable if the server is not there."""
         try:
-            self._steps = await self._pool("serializable")
-            self._reads = await self._pool("read committed")
+            self._reign = await self._begin(await self._leader())
         except Exception as error:
             await self.close()
             raise translate(error, "start", in_flight=False) from error
+        self._following = asyncio.create_task(self._follow(), name="leader")
 
     async def close(self) -> None:
         """Close every connection, waiting a moment for calls that are still running."""
-        for pool in (self._steps, self._reads):
-            if pool is not None:
-                try:
-                    await asyncio.wait_for(pool.close(), CONNECT_SECONDS)
-                except TimeoutError:
-                    pool.terminate()
-        self._steps = self._reads = None
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+            self._following = None
+        self._watch.close()
+        if self._reign is not None:
+            await self._reign.close()
+            self._reign = None
 
     async def read(
         self, function: str, /, *, deadline: float | None = None, **arguments: Any
@@ -98,7 +107,7 @@ class Database:
         """Call queen.<function> at READ COMMITTED and return its rows."""
         if deadline is None:
             deadline = asyncio.get_running_loop().time() + DEFAULT_DEADLINE_SECONDS
-        return await self._call(self._reads, "read_committed", function, deadline, arguments)
+        return await self._call(False, "read_committed", function, deadline, arguments)
 
     async def step(
         self, function: str, /, *, deadline: float, **arguments: Any
@@ -112,7 +121,7 @@ class Database:
         """
         started = time.perf_counter()
         try:
-            return await self._call(self._steps, "serializable", function, deadline, arguments)
+            return await self._call(True, "serializable", function, deadline, arguments)
         finally:
             STEP_SECONDS.labels(function).observe(time.perf_counter() - started)
 
@@ -150,48 +159,92 @@ class Database:
                         await asyncio.sleep(pause)
                         longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
 
-    async def _pool(self, isolation: str) -> asyncpg.Pool:
-        return await asyncpg.create_pool(
-            self._url,
-            reset=_leave_as_it_is,
-            min_size=1,
-            max_size=self._settings.pg_pool_size,
-            max_queries=QUERIES_PER_CONNECTION,
-            max_inactive_connection_lifetime=IDLE_CONNECTION_SECONDS,
-            **connection_options(self._url, isolation, pooler=self._settings.pg_pooler),
-        )
+    async def _leader(self) -> Sight:
+        """Return the server that leads now; raise NotLeading when none does."""
+        if self._watch.several:
+            found = await self._watch.leader()
+        else:
+            found = await sight(self._watch.urls[0], pooler=self._settings.pg_pooler)
+        if found is None or not found.leads:
+            raise NotLeading("no host takes writes")
+        return found
+
+    async def _begin(self, leader: Sight) -> "_Reign":
+        reign = _Reign(leader, self._settings, self._doubted.set)
+        await reign.open()
+        return reign
+
+    async def _follow(self) -> None:
+        """Move to another leader whenever there is one."""
+        settled = True
+        while True:
+            wait = FOLLOW_SECONDS if self._watch.several or not settled else None
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._doubted.wait(), wait)
+                # Whoever has noticed is not alone, and one look a second is enough.
+                await asyncio.sleep(0 if settled else FOLLOW_SECONDS)
+            self._doubted.clear()
+            try:
+                settled = await self._move()
+            except Exception as error:
+                if settled:
+                    _log.warning("leader.lost", error=str(error) or type(error).__name__)
+                settled = False
+
+    async def _move(self) -> bool:
+        """Look who leads, and go there; return that the connections lead to who leads."""
+        leader = await self._leader()
+        old = self._reign
+        if old is not None and leader.same(old.leader):
+            return True
+        self._reign = await self._begin(leader)
+        if old is not None:
+            old.terminate()
+        _log.info("leader.followed", node=leader.name, epoch=leader.epoch)
+        return True
 
     async def _call(
         self,
-        pool: asyncpg.Pool | None,
+        changes: bool,
         isolation: str,
         function: str,
         deadline: float,
         arguments: dict[str, Any],
     ) -> list[asyncpg.Record]:
-        if pool is None:
+        if self._reign is None:
             raise Unavailable("retry", "the connection to the database is closed")
+        pool = self._reign.steps if changes else self._reign.reads
         text = self._text(function, tuple(arguments))
         try:
             async with asyncio.timeout_at(deadline):
                 connection = await pool.acquire()
         except Exception as error:
-            raise translate(error, function, in_flight=False) from error
+            raise self._translate(error, function, in_flight=False) from error
+        notices = _Notices(connection) if changes else contextlib.nullcontext()
         try:
             async with asyncio.timeout_at(deadline):
                 rows: list[asyncpg.Record]
-                if not self._settings.pg_pooler:
-                    rows = await connection.fetch(text, *arguments.values())
-                    return rows
-                async with connection.transaction(isolation=isolation):
-                    rows = await connection.fetch(text, *arguments.values())
+                with notices:
+                    if not self._settings.pg_pooler:
+                        rows = await connection.fetch(text, *arguments.values())
+                        return rows
+                    async with connection.transaction(isolation=isolation):
+                        rows = await connection.fetch(text, *arguments.values())
                 return rows
         except Exception as error:
-            raise translate(error, function, in_flight=True, changes=pool is self._steps) from error
+            raise self._translate(error, function, in_flight=True, changes=changes) from error
         finally:
             # A connection that cannot be released is closed by the pool; the call's outcome stands.
             with contextlib.suppress(Exception):
                 await pool.release(connection, timeout=RELEASE_SECONDS)
+
+    def _translate(
+        self, error: Exception, function: str, *, in_flight: bool, changes: bool = False
+    ) -> Exception:
+        translated = translate(error, function, in_flight=in_flight, changes=changes)
+        if isinstance(translated, Unavailable) and translated.code == "no_leader":
+            self._doubted.set()
+        return translated
 
     def _text(self, function: str, names: tuple[str, ...]) -> str:
         try:
@@ -204,6 +257,100 @@ class Database:
             arguments = ", ".join(f"{name} => ${place}" for place, name in enumerate(names, 1))
             text = f"select * from queen.{function}({arguments})"
             return self._texts.setdefault((function, names), text)
+
+
+class _Reign:
+    """The pools of connections to a leader, for as long as it leads.
+
+    `on_doubt` is called when a connection turns out to lead to another server, or to another reign.
+    """
+
+    def __init__(self, leader: Sight, settings: Settings, on_doubt: Callable[[], None]) -> None:
+        self.leader = leader
+        self.steps: asyncpg.Pool
+        self.reads: asyncpg.Pool
+        self._settings = settings
+        self._on_doubt = on_doubt
+        self._over = False
+
+    async def open(self) -> None:
+        """Open both pools, with a connection each."""
+        self.steps = await self._pool("serializable")
+        try:
+            self.reads = await self._pool("read committed")
+        except BaseException:
+            self.steps.terminate()
+            raise
+
+    async def close(self) -> None:
+        """Close both pools, waiting a moment for calls that are still running."""
+        self._over = True
+        for pool in (self.steps, self.reads):
+            try:
+                await asyncio.wait_for(pool.close(), CONNECT_SECONDS)
+            except TimeoutError:
+                pool.terminate()
+
+    def terminate(self) -> None:
+        """Close both pools at once: nobody waits for an answer of who does not lead any more."""
+        self._over = True
+        self.steps.terminate()
+        self.reads.terminate()
+
+    async def _pool(self, isolation: str) -> asyncpg.Pool:
+        return await asyncpg.create_pool(
+            self.leader.url,
+            connect=self._connect,
+            reset=_leave_as_it_is,
+            min_size=1,
+            max_size=self._settings.pg_pool_size,
+            max_queries=QUERIES_PER_CONNECTION,
+            max_inactive_connection_lifetime=IDLE_CONNECTION_SECONDS,
+            **connection_options(self.leader.url, isolation, pooler=self._settings.pg_pooler),
+        )
+
+    async def _connect(self, url: str, **options: Any) -> asyncpg.Connection:
+        """Connect, and make sure that it is the leader who answers."""
+        if self._over:
+            raise NotLeading("another server leads")
+        connection = await asyncpg.connect(url, **options)
+        try:
+            seen = await look(connection, url)
+        except BaseException:
+            connection.terminate()
+            raise
+        if not (seen.leads and seen.same(self.leader)):
+            connection.terminate()
+            self._on_doubt()
+            raise NotLeading("this server does not lead")
+        return connection
+
+
+class _Notices:
+    """Listens to what the server says beside the answer to a step.
+
+    The only warning that it has for us is that somebody ended a commit's wait for the followers: it
+    is committed here, the answer looks like any other, and it may be lost with this server.
+    """
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+        self._warned = False
+
+    def __enter__(self) -> None:
+        self._connection.add_log_listener(self._hear)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(asyncpg.InterfaceError):
+            self._connection.remove_log_listener(self._hear)
+        if kind is None and self._warned:
+            raise Unavailable(
+                "outcome_unknown", "the followers have not confirmed; the call has been carried out"
+            )
+
+    def _hear(self, _: asyncpg.Connection, message: asyncpg.PostgresLogMessage) -> None:
+        if message.severity_en == "WARNING" and message.sqlstate == WARNING:
+            self._warned = True
 
 
 class _Turns:
@@ -243,7 +390,7 @@ def connection_options(url: str, isolation: str, *, pooler: bool) -> dict[str, A
     query = parse_qs(urlsplit(url).query)
     options: dict[str, Any] = {"timeout": CONNECT_SECONDS}
     if "target_session_attrs" not in query:
-        # Of several hosts, the one that takes writes; the others are its replicas.
+        # Never a physical standby, even if it was the leader a moment ago.
         options["target_session_attrs"] = "read-write"
     if pooler:
         # Such a pooler gives each transaction another session, and refuses most start parameters.
@@ -278,7 +425,7 @@ def translate(
         return Unavailable("timeout", "timeout: the database did not answer before the deadline")
     if isinstance(error, asyncpg.PostgresError) and not _lost(error):
         return _translate_sqlstate(error, function)
-    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+    if isinstance(error, NotLeading | asyncpg.TargetServerAttributeNotMatched):
         return Unavailable("no_leader", "no connection to a database that takes writes")
     if isinstance(error, OSError | ssl.SSLError | asyncpg.InterfaceError | asyncpg.PostgresError):
         if in_flight and changes:
@@ -311,6 +458,8 @@ def _translate_sqlstate(error: asyncpg.PostgresError, function: str) -> Exceptio
             return Stale(message, sqlstate=sqlstate, detail=_detail(error))
         case "QU901":
             return Refused(message, sqlstate=sqlstate, detail=_detail(error))
+        case "QU910":
+            return Unavailable("no_leader", message, detail=_detail(error))
         case "40001" | "40P01":
             return Conflict(message, sqlstate=sqlstate)
         case "23505" if error.constraint_name == TRANSACTION_ID_INDEX:

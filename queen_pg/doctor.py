@@ -9,6 +9,7 @@ import msgspec
 
 from queen_pg import migrate, sql
 from queen_pg.config import Settings
+from queen_pg.leader import leading_url
 
 Grade = Literal["good", "poor", "bad"]
 Row = Mapping[str, Any]
@@ -32,7 +33,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 async def examine(settings: Settings) -> list[Finding]:
     """Look at the database that the settings name; raise what the driver raises when it is away."""
-    url = settings.pg_url or ""
+    url = await leading_url(settings.pg_url or "")
     connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS)
     try:
         before = time.time()

@@ -12,6 +12,7 @@ import asyncpg
 import msgspec
 
 from queen_pg import sql
+from queen_pg.leader import Watch, leading_url
 
 # Alembic and SQLAlchemy take as long to import as all the rest, and a broker that finds its
 # database up to date needs neither. So they are imported where they are used.
@@ -46,8 +47,24 @@ class State(msgspec.Struct, frozen=True):
 
 
 async def upgrade(url: str) -> State:
-    """Install what is missing and return the state before; raise NewerDatabase for a later one."""
-    before = await state(url)
+    """Install what is missing and return the state before; raise NewerDatabase for a later one.
+
+    Of several hosts the followers come first: what the primary sends them must find its place.
+    """
+    watch = Watch(url)
+    if watch.several:
+        try:
+            followers = [seen.url for seen in await watch.sights() if seen.role == "follower"]
+        finally:
+            watch.close()
+        for follower in followers:
+            await upgrade_host(follower)
+    return await upgrade_host(await leading_url(url))
+
+
+async def upgrade_host(url: str) -> State:
+    """Do the same for one host, whatever it is in the log."""
+    before = await _state(url)
     if not before.known:
         raise NewerDatabase(
             f"the database is at revision {before.revision}; this release ends at {before.head}"
@@ -69,7 +86,11 @@ async def upgrade(url: str) -> State:
 
 
 async def state(url: str) -> State:
-    """Ask a database what it holds."""
+    """Ask a database what it holds; of several hosts, the one that takes writes."""
+    return await _state(await leading_url(url))
+
+
+async def _state(url: str) -> State:
     connection = await _connect(url)
     version = connection.get_settings().server_version.split()[0]
     try:
@@ -99,7 +120,14 @@ async def _connect(url: str) -> asyncpg.Connection:
         url,
         timeout=CONNECT_SECONDS,
         target_session_attrs="read-write",
-        server_settings={"application_name": "queen-pg migrate", "timezone": "UTC"},
+        server_settings={
+            "application_name": "queen-pg migrate",
+            "timezone": "UTC",
+            # A follower's database is read-only by default, for clients that look for the primary.
+            "default_transaction_read_only": "off",
+            # Nor does a migration wait for followers that wait for the same migration.
+            "synchronous_commit": "local",
+        },
     )
 
 

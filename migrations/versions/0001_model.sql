@@ -218,3 +218,39 @@ create table queen.switches (
 );
 
 insert into queen.switches (name) values ('kv'), ('timers_schedule'), ('timers_fire');
+
+-- What this node is in the replicated log (epoch.sql). The one table that is not replicated: the nodes differ in it.
+create table queen.epoch (
+    sole        boolean not null default true,
+    number      bigint not null default 1,
+    role        text not null default 'primary',
+    node        text collate "C",
+    changed_at  timestamptz not null default clock_timestamp(),
+    constraint epoch_pkey primary key (sole),
+    constraint epoch_sole_check check (sole),
+    constraint epoch_role_check check (role in ('primary', 'follower', 'fenced'))
+);
+
+insert into queen.epoch default values;
+
+-- The log's nodes, the primary too, once there is more than one; synchronous are those whose confirmation may
+-- make a commit's quorum.
+create table queen.nodes (
+    name         text collate "C" not null,
+    host         text not null,
+    port         integer not null,
+    synchronous  boolean not null default false,
+    added_at     timestamptz not null default clock_timestamp(),
+    constraint nodes_pkey primary key (name)
+);
+
+-- How many followers have a step on disk before it is answered, at least: never more than the server enforces.
+create table queen.quorum (
+    sole  boolean not null default true,
+    size  integer not null default 0,
+    constraint quorum_pkey primary key (sole),
+    constraint quorum_sole_check check (sole),
+    constraint quorum_size_check check (size >= 0)
+);
+
+insert into queen.quorum default values;

@@ -10,6 +10,7 @@ from importlib.resources import files
 MANIFEST = (
     "clock",
     "guard",
+    "epoch",
     "tenant",
     "argument",
     "notify",

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "queen_pg"
 FLOORS = (
     {"config", "errors", "frames", "telemetry"},
     {"limits", "sql"},
+    {"leader"},
     {"database", "embedded", "migrate"},
     {"broker"},
     {"conveyor", "scheduler", "wakeup"},
@@ -30,7 +31,17 @@ SHARED = {"routes": {"surface", "wire"}}
 # Where a library may be imported at all: what stands below must not know it.
 LIBRARIES = {
     "alembic": {"migrate"},
-    "asyncpg": {"database", "doctor", "embedded", "migrate", "serve", "cli", "broker", "wakeup"},
+    "asyncpg": {
+        "leader",
+        "database",
+        "doctor",
+        "embedded",
+        "migrate",
+        "serve",
+        "cli",
+        "broker",
+        "wakeup",
+    },
     "click": {"cli"},
     "granian": {"serve"},
     "litestar": {"routes", "app"},
