@@ -76,9 +76,17 @@ declare
     v_row queen.kv;
 begin
     if _kv_hold.operation->>'op' = 'check' then
-        select k.* into v_row from queen.kv k
-        where k.tenant_id = _kv_hold.tenant and k.namespace = _kv_hold.operation->>'ns' and k.key = _kv_hold.operation->>'key'
-        for share;
+        loop
+            select k.* into v_row from queen.kv k
+            where k.tenant_id = _kv_hold.tenant and k.namespace = _kv_hold.operation->>'ns' and k.key = _kv_hold.operation->>'key'
+            for share;
+            exit when found or (_kv_hold.operation->>'expect')::bigint > 0 or current_setting('transaction_isolation') = 'serializable';
+            -- Only a row keeps a key from being created meanwhile, where SERIALIZABLE does not: one that is dead already.
+            insert into queen.kv (tenant_id, namespace, key, version, value, expires_at, created_at, updated_at)
+            values (_kv_hold.tenant, _kv_hold.operation->>'ns', _kv_hold.operation->>'key', nextval('queen.kv_version'), 'null',
+                    _kv_hold.moment, _kv_hold.moment, _kv_hold.moment)
+            on conflict (tenant_id, namespace, key) do nothing;
+        end loop;
     else
         select k.* into v_row from queen.kv k
         where k.tenant_id = _kv_hold.tenant and k.namespace = _kv_hold.operation->>'ns' and k.key = _kv_hold.operation->>'key'

@@ -5,9 +5,11 @@
 create or replace function queen._kv_check(
     namespace text, key text, value json, ttl interval, expect bigint
 ) returns void
-language plpgsql immutable as $$
+language plpgsql stable as $$
 begin
-    if coalesce(_kv_check.namespace, '') !~ '^[a-z0-9][a-z0-9._-]{0,63}$' then
+    if not queen._switched_on('kv') then
+        perform queen._fail('QU200', 'KV is switched off', '{"reason": "kv_disabled"}', 'Somebody has paused it for everybody; it will come back.');
+    elsif coalesce(_kv_check.namespace, '') !~ '^[a-z0-9][a-z0-9._-]{0,63}$' then
         perform queen._refuse_argument('namespace', 'a namespace is 1 to 64 characters of a-z, 0-9, dot, underscore and hyphen');
     elsif coalesce(_kv_check.key, '') = '' then
         perform queen._refuse_argument('key', 'a key is not empty');
@@ -23,7 +25,8 @@ begin
 end;
 $$;
 
-comment on function queen._kv_check(text, text, json, interval, bigint) is 'Refuse what no key, value or condition can be.';
+comment on function queen._kv_check(text, text, json, interval, bigint) is
+    'Refuse what no key, value or condition can be, and everything while KV is switched off.';
 
 create or replace function queen.kv_get(namespace text, key text)
 returns table (value json, version bigint, expires_at timestamptz, updated_at timestamptz)
@@ -35,6 +38,7 @@ declare
     v_tenant integer := queen.current_tenant();
     v_now timestamptz := queen.now();
 begin
+    perform queen._kv_check(kv_get.namespace, kv_get.key, null, null, null);
     return query
     select k.value, k.version, k.expires_at, k.updated_at
     from queen.kv k
@@ -115,3 +119,69 @@ $$;
 
 comment on function queen.kv_incr(text, text, numeric, interval, numeric, numeric) is
     'Add to a counter unless the sum would leave the bounds; a live counter keeps its lifetime.';
+
+create or replace function queen.kv_check(namespace text, key text, expect bigint)
+returns table (applied boolean, reason text, version bigint, stored json)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform queen._kv_check(kv_check.namespace, kv_check.key, null, null, kv_check.expect);
+    if kv_check.expect is null then
+        perform queen._refuse_argument('expect', 'a check expects a version', '0 expects that there is no such key.');
+    end if;
+    return query
+    select a.reason is null, a.reason, a.version, a.value
+    from queen._kv_apply(
+        queen.current_tenant(),
+        jsonb_build_object('op', 'check', 'ns', kv_check.namespace, 'key', kv_check.key, 'expect', kv_check.expect),
+        queen.now(), true) a;
+end;
+$$;
+
+comment on function queen.kv_check(text, text, bigint) is
+    'Whether a key is at the expected version; if it is, it stays so until the transaction ends.';
+
+create or replace function queen.kv_once(namespace text, key text, ttl interval default '1 day') returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_applied boolean;
+begin
+    select p.applied into v_applied from queen.kv_put(kv_once.namespace, kv_once.key, 'true', kv_once.ttl, expect => 0) p;
+    return v_applied;
+end;
+$$;
+
+comment on function queen.kv_once(text, text, interval) is
+    'True for the first transaction that asks for the key, false for the others until ttl is over: the gate of work that is to be done once.';
+
+create or replace function queen.kv_list(
+    namespace text, prefix text default '', after text default null, row_max integer default 100
+) returns table (key text, value json, version bigint, expires_at timestamptz, updated_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_tenant integer := queen.current_tenant();
+    v_now timestamptz := queen.now();
+    v_prefix text := coalesce(kv_list.prefix, '');
+begin
+    perform queen._kv_check(kv_list.namespace, 'a key', null, null, null);
+    return query
+    select k.key, k.value, k.version, k.expires_at, k.updated_at
+    from queen.kv k
+    where k.tenant_id = v_tenant and k.namespace = kv_list.namespace
+      and k.key >= v_prefix and k.key < queen._prefix_end(v_prefix) and k.key > coalesce(kv_list.after, '')
+      and queen._kv_live(k.expires_at, v_now)
+    order by k.key
+    limit least(greatest(coalesce(kv_list.row_max, 100), 1), 1000);
+end;
+$$;
+
+comment on function queen.kv_list(text, text, text, integer) is
+    'The live keys of a namespace that begin with prefix, in byte order, behind the key after; at most row_max of them, and 1000.';

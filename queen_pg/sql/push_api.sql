@@ -176,3 +176,90 @@ $$;
 
 comment on function queen.push(text, json, text, text, uuid, boolean) is
     'Push a message to a partition of a queue in the caller''s transaction; queued, or a duplicate of the message that bears its transaction id.';
+
+-- The messages of a call in the order in which _push takes them: group by group, a group being the call's share for one
+-- partition. Groups come in the order of the locks: by the partition's id, then those without one by name.
+create or replace function queen._arrange(
+    tenant integer,
+    item_queue text[],
+    item_partition text[],
+    out group_queue text[],
+    out group_partition text[],
+    out group_partition_id bigint[],
+    out item_group integer[],
+    out item_place integer[]
+)
+language plpgsql stable
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+    with items as materialized (
+        select u.place::integer as place, u.queue, u.partition, p.id,
+               dense_rank() over (order by p.id, u.queue collate "C", u.partition collate "C")::integer as number
+        from unnest(_arrange.item_queue, _arrange.item_partition) with ordinality u (queue, partition, place)
+        left join queen.queues q on q.tenant_id = _arrange.tenant and q.name = u.queue
+        left join queen.partitions p on p.queue_id = q.id and p.name = u.partition
+    ), groups as (
+        select distinct on (i.number) i.number, i.queue, i.partition, i.id from items i order by i.number
+    )
+    select g.queue, g.partition, g.id, i.number, i.place
+    into group_queue, group_partition, group_partition_id, item_group, item_place
+    from (select array_agg(g.queue order by g.number) as queue, array_agg(g.partition order by g.number) as partition,
+                 array_agg(g.id order by g.number) as id from groups g) g,
+         (select array_agg(i.number order by i.number, i.place) as number,
+                 array_agg(i.place order by i.number, i.place) as place from items i) i;
+    group_queue := coalesce(group_queue, '{}');
+    group_partition := coalesce(group_partition, '{}');
+    group_partition_id := coalesce(group_partition_id, '{}');
+    item_group := coalesce(item_group, '{}');
+    item_place := coalesce(item_place, '{}');
+end;
+$$;
+
+comment on function queen._arrange(integer, text[], text[]) is
+    'Group the messages of a call by partition, in the order of the locks; item_place is where each stood in the call.';
+
+create or replace function queen.push_many(messages json, notify boolean default null)
+returns table (place integer, status text, message_id uuid, message_offset bigint)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_tenant integer := queen.current_tenant();
+    v_items record;
+    v_call record;
+begin
+    if push_many.messages is null or json_typeof(push_many.messages) <> 'array' then
+        perform queen._refuse_argument('messages', 'messages must be a JSON array',
+                                       '[{"queue": "orders", "partition": "order-9137", "payload": {"paid": true}}]');
+    end if;
+    select coalesce(array_agg(i.queue order by m.place), '{}') as queue, coalesce(array_agg(i.partition order by m.place), '{}') as partition,
+           array_agg(i.transaction_id order by m.place) as transaction_id, array_agg(i.trace_id order by m.place) as trace_id,
+           array_agg(i.payload::text order by m.place) as payload
+    into v_items
+    from json_array_elements(push_many.messages) with ordinality m (message, place)
+    cross join lateral queen._read_item(m.message, format('messages[%s].', m.place - 1)) i;
+    if v_items.queue = '{}' then
+        return;
+    end if;
+
+    v_call := queen._arrange(v_tenant, v_items.queue, v_items.partition);
+    return query
+    select v_call.item_place[p.item], p.status, p.message_id, p.message_offset
+    from queen._push(
+        v_tenant, v_call.group_queue, v_call.group_partition,
+        queen._hold_partitions(v_tenant, v_call.group_queue, v_call.group_partition),
+        v_call.item_group, array_fill(null::uuid, array[cardinality(v_call.item_place)]),
+        array(select v_items.transaction_id[n] from unnest(v_call.item_place) with ordinality u (n, place) order by u.place),
+        array(select v_items.trace_id[n] from unnest(v_call.item_place) with ordinality u (n, place) order by u.place),
+        array_fill(null::text, array[cardinality(v_call.item_place)]),
+        array(select v_items.payload[n] from unnest(v_call.item_place) with ordinality u (n, place) order by u.place), true) p
+    order by 1;
+    perform queen._tell_pushed(v_tenant, v_call.group_queue, push_many.notify);
+end;
+$$;
+
+comment on function queen.push_many(json, boolean) is
+    'Push an array of messages, each with its queue, partition, payload and transactionId; a row for each, by its place from 1.';

@@ -36,6 +36,17 @@ $$;
 comment on function queen._ensure_queue(integer, text) is
     'The id of a queue, created with the options of a first push when there is none.';
 
+create or replace function queen._option_names() returns text[]
+language sql immutable parallel safe as $$
+    select array[
+        'namespace', 'task', 'leaseTime', 'retryLimit', 'deadLetterQueue', 'dlqAfterMaxRetries', 'delayedProcessing',
+        'windowBuffer', 'dedupWindowSeconds', 'retentionEnabled', 'retentionSeconds', 'completedRetentionSeconds',
+        'maxWaitTimeSeconds', 'encryptionEnabled', 'priority', 'maxSize', 'retryDelay', 'ttl', 'minPopWaitTime',
+        'retentionSinkHold', 'retentionSinkHoldMaxSeconds'];
+$$;
+
+comment on function queen._option_names() is 'What configuring a queue can set, under its names on the wire.';
+
 -- An option's value in the order of data-plane 9.1-6: what was sent, the default for an explicit null, and for
 -- an option that was not sent what is stored, or the default when all options are replaced.
 create or replace function queen._integer_option(options jsonb, name text, kept integer, standard integer)
@@ -56,7 +67,7 @@ begin
             return v_number;
         end if;
     end if;
-    perform queen._fail('QU000', format('%s must be an integer', _integer_option.name));
+    perform queen._refuse_argument('options.' || _integer_option.name, format('%s must be an integer', _integer_option.name));
 end;
 $$;
 
@@ -76,7 +87,7 @@ begin
     elsif jsonb_typeof(v_value) = 'boolean' then
         return v_value::boolean;
     end if;
-    perform queen._fail('QU000', format('%s must be a boolean', _boolean_option.name));
+    perform queen._refuse_argument('options.' || _boolean_option.name, format('%s must be a boolean', _boolean_option.name));
 end;
 $$;
 
@@ -162,13 +173,7 @@ begin
     if _configure.replace_all then
         -- An explicit null is how an option goes back to its default.
         v_sent := (
-            select jsonb_object_agg(n.name, null)
-            from unnest(array[
-                'namespace', 'task', 'leaseTime', 'retryLimit', 'deadLetterQueue', 'dlqAfterMaxRetries',
-                'delayedProcessing', 'windowBuffer', 'dedupWindowSeconds', 'retentionEnabled', 'retentionSeconds',
-                'completedRetentionSeconds', 'maxWaitTimeSeconds', 'encryptionEnabled', 'priority', 'maxSize',
-                'retryDelay', 'ttl', 'minPopWaitTime', 'retentionSinkHold', 'retentionSinkHoldMaxSeconds'
-            ]) n (name)
+            select jsonb_object_agg(n.name, null) from unnest(queen._option_names()) n (name)
         ) || v_sent;
     end if;
 
@@ -202,10 +207,12 @@ begin
         v_sent, 'retentionSinkHoldMaxSeconds', v_old.retention_sink_hold_max_seconds, 604800);
 
     if v_new.retention_sink_hold !~ '^[A-Za-z0-9._-]{0,64}$' then
-        perform queen._fail('QU000', 'retentionSinkHold may hold 64 letters, digits, dots, underscores and hyphens');
+        perform queen._refuse_argument('options.retentionSinkHold',
+            'retentionSinkHold may hold 64 letters, digits, dots, underscores and hyphens');
     end if;
     if v_new.retention_sink_hold_max_seconds not between 60 and 31536000 then
-        perform queen._fail('QU000', 'retentionSinkHoldMaxSeconds must be from 60 to 31536000');
+        perform queen._refuse_argument('options.retentionSinkHoldMaxSeconds',
+            'retentionSinkHoldMaxSeconds must be from 60 to 31536000');
     end if;
 
     update queen.queues q
