@@ -189,7 +189,7 @@ begin
             failure := v_done.failure;
             if reason is not null then
                 -- Nothing was written but what the names of positions needed; that goes too.
-                raise exception using errcode = 'QU902', message = 'a step was refused';
+                perform queen._fail('QU902', 'a step was refused');
             end if;
             ack_results := v_done.ack_results;
             kv_results := v_done.kv_results;
