@@ -14,6 +14,7 @@ from queen_pg.broker.retention import Walk
 from queen_pg.config import Settings
 from queen_pg.conveyor import Conveyor
 from queen_pg.database import Database
+from queen_pg.listener import Listener
 from queen_pg.routes import ROUTES
 from queen_pg.routes.wire import EXCEPTION_HANDLERS
 from queen_pg.scheduler import Scheduler, Sweep
@@ -34,6 +35,8 @@ def create_app(settings: Settings) -> Litestar:
         try:
             app.state.database = database
             app.state.waiters = Waiters(database, settings)
+            app.state.listener = Listener(settings, app.state.waiters)
+            app.state.waiters.others = app.state.listener
             app.state.rates = Rates(settings)
             app.state.conveyor = Conveyor(database, settings)
             await app.state.conveyor.start()
@@ -44,6 +47,7 @@ def create_app(settings: Settings) -> Litestar:
                 sweeps=sweeps(database, settings),
             )
             scheduling = asyncio.create_task(app.state.scheduler.run())
+            app.state.listener.start()
             yield
             await drain(app)
             await scheduling
@@ -66,7 +70,9 @@ async def drain(app: Litestar) -> None:
     """Answer parked pops empty, take no new ones, and end the background work; may be repeated."""
     waiters: Waiters = app.state.waiters
     scheduler: Scheduler = app.state.scheduler
+    listener: Listener = app.state.listener
     await waiters.close()
+    await listener.stop()
     await scheduler.stop()
 
 

@@ -12,6 +12,7 @@ finds something ready: the poll asks for all lines at once, and alone guarantees
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
+from typing import Protocol
 from uuid import UUID
 
 import msgspec
@@ -61,8 +62,20 @@ class _Line:
         self.due = False
 
 
+class Others(Protocol):
+    """The other processes that serve pops of this database."""
+
+    def tell_pushed(self, tenant: int, queues: Iterable[str]) -> None:
+        """Something was pushed to these queues."""
+
+    def tell_freed(self, group_ids: Iterable[int]) -> None:
+        """These groups can claim something again."""
+
+
 class Waiters:
     """Serves every pop of this process."""
+
+    others: Others | None = None
 
     def __init__(self, db: Database, settings: Settings) -> None:
         self._db = db
@@ -90,16 +103,23 @@ class Waiters:
             )
         return answer
 
-    def pushed(self, tenant: int, queues: Iterable[str]) -> None:
-        """Serve those who wait for these queues: something was pushed to them."""
+    def pushed(self, tenant: int, queues: Iterable[str], *, heard: bool = False) -> None:
+        """Serve those who wait for these queues: something was pushed to them.
+
+        Unless another process has said so (`heard`), the others are told.
+        """
         names = set(queues)
+        if self.others is not None and not heard:
+            self.others.tell_pushed(tenant, names)
         for line in self._lines.values():
             if line.source.tenant == tenant and line.source.queue in names:
                 self._wake(line)
 
-    def freed(self, group_ids: Iterable[int]) -> None:
+    def freed(self, group_ids: Iterable[int], *, heard: bool = False) -> None:
         """Serve those who wait in these groups: they can claim something again."""
         ids = set(group_ids)
+        if self.others is not None and not heard:
+            self.others.tell_freed(ids)
         if ids:
             for line in self._lines.values():
                 if line.group_id in ids:
