@@ -69,8 +69,9 @@ AT_READ_COMMITTED = {
     "_throw_switches",
     "_walk_ready",
 }
-# Pages that are written to when a queue, a group or a tenant is made, which is seldom.
+# Pages that are written to when a queue, a group or a tenant is made, or a server: seldom.
 QUIET = {
+    "epoch_pkey",
     "tenants_pkey",
     "queues_pkey",
     "queues_tenant_id_name_key",

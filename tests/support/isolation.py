@@ -64,39 +64,44 @@ class Watched(Database):
         super().__init__(settings)
         self.steps: list[Observation] = []
         self.reads: list[Observation] = []
-        self._connection: asyncpg.Connection | None = None
+        self._observed_url = settings.pg_url
+        self._observer: asyncpg.Connection | None = None
 
     async def start(self) -> None:
-        await super().start()
-        self._connection = await asyncpg.connect(self._url)
+        self._observer = await asyncpg.connect(self._observed_url)
 
     async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-        await super().close()
+        if self._observer is not None:
+            await self._observer.close()
 
-    async def _call(
-        self,
-        pool: asyncpg.Pool | None,
-        isolation: str,
-        function: str,
-        deadline: float,
-        arguments: dict[str, Any],
+    async def step(
+        self, function: str, /, *, deadline: float, **arguments: Any
     ) -> list[asyncpg.Record]:
-        connection = self._connection
+        return await self._observe(self.steps, "serializable", function, arguments)
+
+    async def read(
+        self, function: str, /, *, deadline: float | None = None, **arguments: Any
+    ) -> list[asyncpg.Record]:
+        return await self._observe(self.reads, "read_committed", function, arguments)
+
+    async def _observe(
+        self, seen: list[Observation], isolation: str, function: str, arguments: dict[str, Any]
+    ) -> list[asyncpg.Record]:
+        connection = self._observer
         assert connection is not None
-        text = self._text(function, tuple(arguments))
+        named = ", ".join(f"{name} => ${place}" for place, name in enumerate(arguments, 1))
         try:
             async with connection.transaction(isolation=isolation):
                 before = dict(await connection.fetch(SCANS))
                 barren = {name for (name,) in await connection.fetch(BARREN)}
-                rows: list[asyncpg.Record] = await connection.fetch(text, *arguments.values())
+                rows: list[asyncpg.Record] = await connection.fetch(
+                    f"select * from queen.{function}({named})", *arguments.values()
+                )
                 after = await connection.fetch(SCANS)
                 locks = await connection.fetch(LOCKS)
         except asyncpg.PostgresError as error:
             raise translate(error, function, in_flight=True, changes=True) from error
         whole = {name for name, kind in locks if kind == "relation"}
-        seen = self.steps if isolation == "serializable" else self.reads
         seen.append(
             Observation(
                 function,
@@ -123,7 +128,7 @@ class Counting(Database):
         self, function: str, /, *, deadline: float, **arguments: Any
     ) -> list[asyncpg.Record]:
         try:
-            rows = await super().step(function, deadline=deadline, **arguments)
+            rows = await self._run(function, deadline, arguments)
         except Signal as signal:
             if isinstance(signal, Conflict):
                 self.lost[function] += 1
@@ -132,12 +137,19 @@ class Counting(Database):
         self.committed[function] += 1
         return rows
 
+    async def _run(
+        self, function: str, deadline: float, arguments: dict[str, Any]
+    ) -> list[asyncpg.Record]:
+        return await super().step(function, deadline=deadline, **arguments)
+
 
 class Lowered(Counting):
     """A door whose steps run at READ COMMITTED."""
 
-    async def _pool(self, isolation: str) -> asyncpg.Pool:
-        return await super()._pool("read committed")
+    async def _run(
+        self, function: str, deadline: float, arguments: dict[str, Any]
+    ) -> list[asyncpg.Record]:
+        return await self.read(function, deadline=deadline, **arguments)
 
 
 async def weaken(connection: asyncpg.Connection, function: str, text: str, instead: str) -> None:
