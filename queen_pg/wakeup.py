@@ -47,6 +47,7 @@ class _Waiter(msgspec.Struct, eq=False):
     wait: bool
     autopilot: bool
     served: bool = False
+    entered: bool = False
 
 
 class _Line:
@@ -231,6 +232,8 @@ class Waiters:
         waiters = standing[:ROUND_MAX]
         if not waiters:
             return
+        # A group that its pops have seen, and that is gone, was deleted: they must not revive it.
+        entering = line.source.partition is not None or not all(w.entered for w in waiters)
         for waiter in waiters:
             waiter.served = True
         deadline = asyncio.get_running_loop().time() + ROUND_SECONDS
@@ -241,6 +244,7 @@ class Waiters:
                 [waiter.demand for waiter in waiters],
                 len(standing),
                 deadline,
+                entering=entering,
             )
         except QueenError as error:
             self._failed(line, waiters, error)
@@ -252,6 +256,12 @@ class Waiters:
         line.group_id = served.group_id
         line.conflation = served.conflation
         line.seeding = served.seeding
+        if not entering and served.group_id is None:
+            for waiter in waiters:
+                _answer(line, waiter, [])
+            return
+        for waiter in waiters:
+            waiter.entered = True
         for waiter, claims in zip(waiters, served.claims, strict=True):
             if claims and (waiter.answer.done() or waiter.gone()):
                 await self._return(line, waiter, claims)

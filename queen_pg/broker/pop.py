@@ -151,22 +151,31 @@ class _Grant(msgspec.Struct):
 
 
 async def serve(
-    db: Database, source: Source, demands: Sequence[Demand], waiting: int, deadline: float
+    db: Database,
+    source: Source,
+    demands: Sequence[Demand],
+    waiting: int,
+    deadline: float,
+    *,
+    entering: bool = True,
 ) -> Served:
     """Claim for the demands, oldest first; a demand that gets nothing has no claims.
 
     `waiting` is how many pops of the group wait in all, by which autopilot divides what is there.
-    A queue that does not exist is created, so that the group can register (data-plane 4.3-1); a
-    partition never is.
+    A queue that does not exist is created, so that the group can register (data-plane 4.3-1),
+    unless none of the calls is `entering`, on its first attempt; a partition never is.
     """
 
     served = Served(claims=[[] for _ in demands])
     for _ in range(CLAIM_ROUNDS_MAX):
         places = [place for place, claims in enumerate(served.claims) if not claims]
         group = await db.retry(
-            "register_group", deadline, lambda: _enter(db, source, demands[0], deadline)
+            "register_group",
+            deadline,
+            lambda: _enter(db, source, demands[0], deadline, entering=entering),
         )
         if group is None:
+            _expect_birth(source, demands)
             break
         served.group_id = group["group_id"]
         served.conflation = group["conflation"]
@@ -183,7 +192,7 @@ async def serve(
 
 
 async def _enter(
-    db: Database, source: Source, demand: Demand, deadline: float
+    db: Database, source: Source, demand: Demand, deadline: float, *, entering: bool
 ) -> asyncpg.Record | None:
     """Find the group on the queue, and register it if this pop is to (data-plane 4.8)."""
 
@@ -203,6 +212,8 @@ async def _enter(
         group["registered"] or (group["group_id"] is not None and not subscribing)
     ):
         return group
+    if not entering:
+        return None
     if source.partition is not None:
         exists = group is not None and await db.read(
             "_resolve_partitions",
@@ -314,6 +325,8 @@ async def _find(
             message_max=sum(demand.batch for demand in demands),
             partition_max=sum(demand.partitions or PARTITIONS_MAX for demand in demands),
         )
+        if source.partition is not None and not group["registered"]:
+            await _hold_place(db, source, group, demands, rows, deadline)
         wrong = [row for row in rows if row["end_offset"] is None]
         found = [row for row in rows if row["end_offset"] is not None]
         if wrong:
@@ -340,6 +353,38 @@ async def _find(
         if not seeded[0]:
             break
     return []
+
+
+async def _hold_place(
+    db: Database,
+    source: Source,
+    group: asyncpg.Record,
+    demands: Sequence[Demand],
+    rows: Sequence[asyncpg.Record],
+    deadline: float,
+) -> None:
+    """Write down where a group without a subscription begins in the partition it asks for.
+
+    "New" is what comes after this pop, for the pops after it too (data-plane 4.8-2).
+    """
+    if not rows:
+        _expect_birth(source, demands)
+    elif demands[0].subscription.mode == "new" and not rows[0]["cursor_exists"]:
+        await db.step(
+            "_place_cursor",
+            deadline=deadline,
+            partition_id=rows[0]["partition_id"],
+            group_id=group["group_id"],
+            committed_offset=rows[0]["committed_offset"],
+        )
+
+
+def _expect_birth(source: Source, demands: Sequence[Demand]) -> None:
+    """Read a partition that is born while a pop waits for it from its first message on."""
+    if source.partition is not None:
+        for demand in demands:
+            if demand.subscription.mode == "new" and not demand.conflation:
+                demand.subscription = Subscription("all")
 
 
 def _share(

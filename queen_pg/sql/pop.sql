@@ -249,6 +249,27 @@ comment on function queen._ready_partitions(bigint, bigint, text, timestamptz, i
     'The partition named, or those whose hints say that the group may claim them, longest ready first.';
 
 -- Where a group starts on a partition on which it has no cursor yet (data-plane 4.8-2 to 4.8-5).
+-- A group's place in a partition, before it has claimed anything there. The group's key is held as for a claim.
+create or replace function queen._place_cursor(partition_id bigint, group_id bigint, committed_offset bigint) returns void
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+begin
+    perform from queen.consumer_groups g where g.id = _place_cursor.group_id for key share;
+    if not found then
+        perform queen._fail('QU900', 'the consumer group has been deleted');
+    end if;
+    insert into queen.cursors (partition_id, group_id, committed_offset, updated_at)
+    values (_place_cursor.partition_id, _place_cursor.group_id, _place_cursor.committed_offset, queen.now())
+    on conflict (partition_id, group_id) do nothing;
+end;
+$$;
+
+comment on function queen._place_cursor(bigint, bigint, bigint) is
+    'Enter where a consumer group begins in a partition, unless it has a cursor there.';
+
 create or replace function queen._first_committed(
     partition_id bigint,
     log_start_offset bigint,

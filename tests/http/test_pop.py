@@ -724,6 +724,32 @@ async def test_a_partition_pop_does_not_register(wire: Wire, queue: str) -> None
     assert data(taken) == ["c"]
 
 
+async def test_a_new_partition_is_read_whole_by_who_waited_for_it(wire: Wire, queue: str) -> None:
+    """data-plane 4.3-2, 4.8-2: its first message comes after the pop, so it is new to it."""
+    params = {"consumerGroup": "g", "subscriptionMode": "new"}
+    for known in (False, True):
+        partition = str(known)
+        waiting = asyncio.create_task(
+            wire.pop(queue, partition, wait=True, timeout=5_000, **params)
+        )
+        await asyncio.sleep(0.2)
+        await wire.push(queue, partition, partition=partition)
+        answer = await waiting
+        assert data(answer) == [partition]
+        assert answer is not None
+        await wire.ack(answer["messages"], group="g")
+
+
+async def test_a_wait_on_a_partition_gets_what_is_new(wire: Wire, queue: str) -> None:
+    """data-plane 4.8-2: a partition with a past, and a group that starts now."""
+    await wire.push(queue, "old")
+    params = {"consumerGroup": "g", "subscriptionMode": "new", "wait": True, "timeout": 5_000}
+    waiting = asyncio.create_task(wire.pop(queue, "Default", **params))
+    await asyncio.sleep(0.3)
+    await wire.push(queue, "new")
+    assert data(await waiting) == ["new"]
+
+
 async def test_a_conflating_partition_pop_registers(wire: Wire, queue: str) -> None:
     """data-plane 4.8-2."""
     await wire.push(queue, 1, 2, partition="a")
