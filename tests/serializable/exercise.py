@@ -73,6 +73,13 @@ async def _consume(db: Database, waiters: Waiters, queue_name: str) -> None:
     await _pop(waiters, queue_name, "single", partition=f"{queue_name}-1", partitions=1)
     await _pop(waiters, queue_name, "newest", conflation=True)
     await _pop(waiters, queue_name, "fast", commit_on_delivery=True)
+    late = PopRequest(
+        queue=queue_name,
+        partition=f"{queue_name}-1",
+        consumer_group="late",
+        subscription_mode="new",
+    )
+    assert not (await waiters.pop(1, late)).claims
     lease_id = str(answer.lease_id)
     assert (await lease.extend(db, 1, lease_id, 120, soon())).renewed == len(answer.claims)
     for claim, status in zip(
