@@ -11,7 +11,8 @@ finds something ready: the poll asks for all lines at once, and alone guarantees
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -24,7 +25,7 @@ from queen_pg.broker.identity import uuid_v7
 from queen_pg.broker.pop import Claim, Demand, PopAnswer, PopRequest, Source, Subscription
 from queen_pg.config import Settings
 from queen_pg.database import Database
-from queen_pg.errors import QueenError, Unavailable
+from queen_pg.errors import QueenError, Signal, Unavailable
 from queen_pg.telemetry import logger
 
 POLL_SECONDS = 0.5
@@ -57,7 +58,7 @@ class _Line:
         self.source = source
         self.waiters: list[_Waiter] = []
         self.group_id: int | None = None
-        self.conflation = False
+        self.conflation: bool | None = None
         self.seeding = False
         self.task: asyncio.Task[None] | None = None
         self.due = False
@@ -73,6 +74,55 @@ class Others(Protocol):
         """These groups can claim something again."""
 
 
+class _Lines:
+    """All lines, to be found by what wakes them."""
+
+    def __init__(self) -> None:
+        self._all: dict[Source, _Line] = {}
+        self._of_queue: defaultdict[tuple[int, str], set[_Line]] = defaultdict(set)
+        self._of_group: defaultdict[int, set[_Line]] = defaultdict(set)
+
+    def __iter__(self) -> Iterator[_Line]:
+        return iter(list(self._all.values()))
+
+    def open(self, source: Source) -> _Line:
+        """Return the line of a source."""
+        line = self._all.get(source)
+        if line is None:
+            line = self._all[source] = _Line(source)
+            self._of_queue[source.tenant, source.queue].add(line)
+        return line
+
+    def close(self, line: _Line) -> None:
+        """Forget a line in which nobody stands."""
+        self.move(line, None)
+        if self._all.pop(line.source, None) is not None:
+            queue = (line.source.tenant, line.source.queue)
+            self._of_queue[queue].discard(line)
+            if not self._of_queue[queue]:
+                del self._of_queue[queue]
+
+    def move(self, line: _Line, group_id: int | None) -> None:
+        """Note the id of the group that a line's pops are for."""
+        if group_id == line.group_id:
+            return
+        if line.group_id is not None:
+            self._of_group[line.group_id].discard(line)
+            if not self._of_group[line.group_id]:
+                del self._of_group[line.group_id]
+        if group_id is not None:
+            self._of_group[group_id].add(line)
+        line.group_id = group_id
+
+    def of_queue(self, tenant: int, queue: str) -> list[_Line]:
+        """Return the lines at a queue."""
+        return list(self._of_queue.get((tenant, queue), ()))
+
+    def of_group(self, group_id: int) -> list[_Line]:
+        """Return the lines of a group."""
+        return list(self._of_group.get(group_id, ()))
+
+
 class Waiters:
     """Serves every pop of this process."""
 
@@ -81,9 +131,10 @@ class Waiters:
     def __init__(self, db: Database, settings: Settings) -> None:
         self._db = db
         self._default_mode = settings.default_subscription_mode
-        self._lines: dict[Source, _Line] = {}
+        self._lines = _Lines()
         self._pace = Pace()
         self._poller: asyncio.Task[None] | None = None
+        self._returning: set[asyncio.Task[None]] = set()
         self._closing = False
         self._troubled = False
 
@@ -112,8 +163,8 @@ class Waiters:
         names = set(queues)
         if self.others is not None and not heard:
             self.others.tell_pushed(tenant, names)
-        for line in self._lines.values():
-            if line.source.tenant == tenant and line.source.queue in names:
+        for queue in names:
+            for line in self._lines.of_queue(tenant, queue):
                 self._wake(line)
 
     def freed(self, group_ids: Iterable[int], *, heard: bool = False) -> None:
@@ -121,10 +172,14 @@ class Waiters:
         ids = set(group_ids)
         if self.others is not None and not heard:
             self.others.tell_freed(ids)
-        if ids:
-            for line in self._lines.values():
-                if line.group_id in ids:
-                    self._wake(line)
+        for group_id in ids:
+            for line in self._lines.of_group(group_id):
+                self._wake(line)
+
+    def deleted(self, tenant: int, queue: str) -> None:
+        """Answer those who wait for this queue empty: it is gone (data-plane 9.6)."""
+        for line in self._lines.of_queue(tenant, queue):
+            self._dismiss(line)
 
     def settled(self, lease_ids: Iterable[str]) -> None:
         """Learn from leases that acks have released how fast their groups work."""
@@ -137,12 +192,11 @@ class Waiters:
         self._closing = True
         if self._poller is not None:
             self._poller.cancel()
-        for line in list(self._lines.values()):
+        for line in self._lines:
             if line.task is not None:
                 with contextlib.suppress(asyncio.CancelledError, QueenError):
                     await line.task
-            for waiter in line.waiters:
-                _answer(line, waiter, [])
+            self._dismiss(line)
 
     def _demand(self, source: Source, request: PopRequest) -> Demand:
         conflating = bool(request.conflation)
@@ -173,7 +227,7 @@ class Waiters:
         self, source: Source, request: PopRequest, gone: Callable[[], bool], demand: Demand
     ) -> PopAnswer:
         loop = asyncio.get_running_loop()
-        line = self._lines.setdefault(source, _Line(source))
+        line = self._lines.open(source)
         waiter = _Waiter(
             demand=demand,
             answer=loop.create_future(),
@@ -192,9 +246,21 @@ class Waiters:
         timer = loop.call_later(max(seconds - ANSWER_SECONDS, 0.001), self._expire, line, waiter)
         try:
             return await waiter.answer
+        except asyncio.CancelledError:
+            self._abandon(line, waiter)
+            raise
         finally:
             timer.cancel()
             self._leave(line, waiter)
+
+    def _abandon(self, line: _Line, waiter: _Waiter) -> None:
+        """Give back what a pop was answered that did not live to hear it."""
+        answer = waiter.answer
+        if answer.done() and not answer.cancelled() and answer.exception() is None:
+            claims = answer.result().claims
+            task = asyncio.create_task(self._return(waiter.demand, line.group_id, claims))
+            self._returning.add(task)
+            task.add_done_callback(self._returning.discard)
 
     def _expire(self, line: _Line, waiter: _Waiter) -> None:
         """The time to wait is over; a pop that is being served gets its answer from the round."""
@@ -206,7 +272,12 @@ class Waiters:
         if waiter in line.waiters:
             line.waiters.remove(waiter)
         if not line.waiters and line.task is None:
-            self._lines.pop(line.source, None)
+            self._lines.close(line)
+
+    def _dismiss(self, line: _Line) -> None:
+        """Answer everybody in a line empty."""
+        for waiter in line.waiters:
+            _answer(line, waiter, [])
 
     def _wake(self, line: _Line) -> None:
         line.due = True
@@ -221,7 +292,7 @@ class Waiters:
         finally:
             line.task = None
             if not line.waiters:
-                self._lines.pop(line.source, None)
+                self._lines.close(line)
 
     async def _round(self, line: _Line) -> None:
         """Serve a line once, and answer those who got something or do not wait."""
@@ -253,7 +324,7 @@ class Waiters:
             for waiter in waiters:
                 waiter.served = False
         self._troubled = False
-        line.group_id = served.group_id
+        self._lines.move(line, served.group_id)
         line.conflation = served.conflation
         line.seeding = served.seeding
         if not entering and served.group_id is None:
@@ -264,13 +335,18 @@ class Waiters:
             waiter.entered = True
         for waiter, claims in zip(waiters, served.claims, strict=True):
             if claims and (waiter.answer.done() or waiter.gone()):
-                await self._return(line, waiter, claims)
+                await self._return(waiter.demand, line.group_id, claims)
                 line.due = True
             elif claims or not waiter.wait:
                 _answer(line, waiter, claims)
-        # Those beyond this round would find nothing where it found nothing.
-        if len(standing) > len(waiters) and any(served.claims):
+        beyond = standing[len(waiters) :]
+        if beyond and any(served.claims):
             line.due = True
+        else:
+            # They would find nothing where this round found nothing.
+            for waiter in beyond:
+                if not waiter.wait:
+                    _answer(line, waiter, [])
 
     def _failed(self, line: _Line, waiters: list[_Waiter], error: QueenError) -> None:
         """Those who wait keep waiting while the database is away; the others are told."""
@@ -283,17 +359,17 @@ class Waiters:
             if not (waiter.wait and isinstance(error, Unavailable)) and not waiter.answer.done():
                 waiter.answer.set_exception(error)
 
-    async def _return(self, line: _Line, waiter: _Waiter, claims: list[Claim]) -> None:
+    async def _return(self, demand: Demand, group_id: int | None, claims: list[Claim]) -> None:
         """Give back what was claimed for a client that went away meanwhile (data-plane 4.3-12)."""
-        if waiter.demand.commit_on_delivery or line.group_id is None:
+        if demand.commit_on_delivery or group_id is None or not claims:
             return
         deadline = asyncio.get_running_loop().time() + ROUND_SECONDS
         with contextlib.suppress(QueenError):
             await lease.give_back(
                 self._db,
-                waiter.demand.lease_id,
+                demand.lease_id,
                 [claim.partition_id for claim in claims],
-                line.group_id,
+                group_id,
                 deadline,
             )
 
@@ -301,33 +377,49 @@ class Waiters:
         """Wake every line for which something is ready, however it came to be."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            known: dict[int, list[_Line]] = {}
-            for line in list(self._lines.values()):
-                if line.task is not None or not line.waiters:
-                    continue
-                if line.group_id is None or line.source.partition is not None:
+            idle = [line for line in self._lines if line.task is None and line.waiters]
+            queues = [line for line in idle if line.source.partition is None]
+            groups = {line.group_id: line for line in queues if line.group_id is not None}
+            partitions = [line for line in idle if line.source.partition is not None]
+            # When the database is away, the next poll asks again.
+            with contextlib.suppress(QueenError, Signal):
+                if groups:
+                    await self._look_at_groups(groups)
+                if partitions:
+                    await self._look_at_partitions(partitions)
+            for line in queues:
+                if line.group_id is None or line.seeding:
                     self._wake(line)
-                else:
-                    known.setdefault(line.group_id, []).append(line)
-            if not known:
-                continue
-            try:
-                rows = await self._db.read("_next_ready", group_id=list(known))
-            except QueenError:
-                continue
-            loop = asyncio.get_running_loop()
-            found = {row["group_id"] for row in rows}
-            for row in rows:
-                seconds = (row["ready_at"] - row["moment"]).total_seconds()
-                for line in known[row["group_id"]]:
-                    if seconds <= 0:
-                        self._wake(line)
-                    elif seconds < POLL_SECONDS:
-                        loop.call_later(seconds, self._wake, line)
-            for group_id in known.keys() - found:
-                for line in known[group_id]:
-                    if line.seeding:
-                        self._wake(line)
+
+    async def _look_at_groups(self, lines: Mapping[int, _Line]) -> None:
+        """Wake the lines of groups that have something ready, or will before the next poll."""
+        loop = asyncio.get_running_loop()
+        for row in await self._db.read(
+            "_next_ready", group_id=list(lines), within_seconds=POLL_SECONDS
+        ):
+            line = lines[row["group_id"]]
+            if row["wait_seconds"] is None:
+                self._dismiss(line)
+            elif row["wait_seconds"] <= 0:
+                self._wake(line)
+            else:
+                loop.call_later(row["wait_seconds"], self._wake, line)
+
+    async def _look_at_partitions(self, lines: Sequence[_Line]) -> None:
+        """Wake the lines of single partitions that hold something their group may claim."""
+        for row in await self._db.read(
+            "_claimable",
+            tenant=[line.source.tenant for line in lines],
+            queue=[line.source.queue for line in lines],
+            partition=[line.source.partition for line in lines],
+            consumer_group=[line.source.consumer_group for line in lines],
+            group_id=[line.group_id for line in lines],
+        ):
+            line = lines[row["place"] - 1]
+            if row["gone"]:
+                self._dismiss(line)
+            else:
+                self._wake(line)
 
     async def _discover(
         self, tenant: int, request: PopRequest, gone: Callable[[], bool]
@@ -337,22 +429,31 @@ class Waiters:
         demand = self._demand(Source(tenant, "", group), request)
         deadline = asyncio.get_running_loop().time() + ROUND_SECONDS
         demand.lease_seconds = demand.lease_seconds or pop.DISCOVERY_LEASE_SECONDS
-        answer = PopAnswer(group)
-        claims: list[Claim] = []
+        taken: list[tuple[int | None, list[Claim]]] = []
         conflation = conflict = False
         for name in await pop.labelled(self._db, tenant, request.namespace, request.task, deadline):
-            if gone() or demand.batch <= 0 or demand.partitions == 0:
+            source = Source(tenant, name, group)
+            if gone():
                 break
-            served = await pop.serve(self._db, Source(tenant, name, group), [demand], 1, deadline)
-            claims += served.claims[0]
-            conflation |= served.conflation
+            if demand.batch <= 0 or demand.partitions == 0:
+                # The group begins on every queue with its first pop, served or not.
+                await pop.enter(self._db, source, [demand], deadline)
+                continue
+            served = await pop.serve(self._db, source, [demand], 1, deadline)
+            [claims] = served.claims
+            taken.append((served.group_id, claims))
+            conflation |= bool(served.conflation)
             conflict |= request.conflation not in (None, served.conflation)
-            taken = sum(len(claim.messages) for claim in served.claims[0])
-            demand.batch -= taken
+            demand.batch -= sum(len(claim.messages) for claim in claims)
             if demand.partitions is not None:
-                demand.partitions -= len(served.claims[0])
-        return msgspec.structs.replace(
-            answer,
+                demand.partitions -= len(claims)
+        if gone():
+            for group_id, claims in taken:
+                await self._return(demand, group_id, claims)
+            return PopAnswer(group)
+        claims = [claim for _, claims in taken for claim in claims]
+        return PopAnswer(
+            group,
             claims=claims,
             lease_id=_lease_id(demand, claims),
             conflation=conflation,
@@ -364,13 +465,15 @@ def _answer(line: _Line, waiter: _Waiter, claims: list[Claim]) -> None:
     if waiter.answer.done():
         return
     demand = waiter.demand
+    # As long as there is no group, nothing contradicts what the pop asks for.
+    policy = bool(demand.conflation) if line.conflation is None else line.conflation
     waiter.answer.set_result(
         PopAnswer(
             consumer_group=line.source.consumer_group,
             lease_id=_lease_id(demand, claims),
             claims=claims,
-            conflation=line.conflation,
-            conflation_conflict=demand.conflation not in (None, line.conflation),
+            conflation=policy,
+            conflation_conflict=demand.conflation not in (None, policy),
             autopilot=(demand.width, demand.batch) if waiter.autopilot else None,
         )
     )

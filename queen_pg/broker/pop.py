@@ -133,10 +133,13 @@ class Demand(msgspec.Struct):
 
 
 class Served(msgspec.Struct):
-    """A source's group as a round found it, and the claims of each demand, in order."""
+    """A source's group as a round found it, and the claims of each demand, in order.
+
+    Without a group there is no conflation policy yet.
+    """
 
     group_id: int | None = None
-    conflation: bool = False
+    conflation: bool | None = None
     seeding: bool = False
     claims: list[list[Claim]] = []
 
@@ -169,11 +172,7 @@ async def serve(
     served = Served(claims=[[] for _ in demands])
     for _ in range(CLAIM_ROUNDS_MAX):
         places = [place for place, claims in enumerate(served.claims) if not claims]
-        group = await db.retry(
-            "register_group",
-            deadline,
-            lambda: _enter(db, source, demands[0], deadline, entering=entering),
-        )
+        group = await enter(db, source, demands, deadline, entering=entering)
         if group is None:
             _expect_birth(source, demands)
             break
@@ -191,11 +190,39 @@ async def serve(
     return served
 
 
-async def _enter(
-    db: Database, source: Source, demand: Demand, deadline: float, *, entering: bool
+async def enter(
+    db: Database,
+    source: Source,
+    demands: Sequence[Demand],
+    deadline: float,
+    *,
+    entering: bool = True,
 ) -> asyncpg.Record | None:
-    """Find the group on the queue, and register it if this pop is to (data-plane 4.8)."""
+    """Find the group on the queue, and register it if one of the pops is to (data-plane 4.8).
 
+    None when there is none and they are not `entering`, or when they ask for a partition that does
+    not exist and would be the group's first.
+    """
+    subscribing = [demand for demand in demands if source.partition is None or demand.conflation]
+    demand = (subscribing or demands)[0]
+
+    async def attempt() -> asyncpg.Record | None:
+        return await _enter(
+            db, source, demand, deadline, subscribing=bool(subscribing), entering=entering
+        )
+
+    return await db.retry("register_group", deadline, attempt)
+
+
+async def _enter(
+    db: Database,
+    source: Source,
+    demand: Demand,
+    deadline: float,
+    *,
+    subscribing: bool,
+    entering: bool,
+) -> asyncpg.Record | None:
     async def look() -> asyncpg.Record | None:
         rows = await db.read(
             "_subscription",
@@ -207,7 +234,6 @@ async def _enter(
         return rows[0] if rows else None
 
     group = await look()
-    subscribing = source.partition is None or bool(demand.conflation)
     if group is not None and (
         group["registered"] or (group["group_id"] is not None and not subscribing)
     ):
@@ -249,7 +275,7 @@ async def _round(
     deadline: float,
 ) -> bool:
     """Serve the demands at these places once; return whether another round may find more."""
-    conflated = served.conflation
+    conflated: bool = group["conflation"]
 
     async def claim() -> tuple[list[_Grant], list[asyncpg.Record]]:
         candidates = await _find(
@@ -311,7 +337,7 @@ async def _find(
     deadline: float,
 ) -> list[asyncpg.Record]:
     """Return what may be claimed now; correct the hints that were wrong, seed what is new."""
-    seeding = group["seeding"] and source.partition is None
+    seeding = group["seeding"]
     for looks in range(SEED_ROUNDS_MAX):
         rows = await db.read(
             "_candidates",
@@ -324,11 +350,14 @@ async def _find(
             conflated=conflated,
             message_max=sum(demand.batch for demand in demands),
             partition_max=sum(demand.partitions or PARTITIONS_MAX for demand in demands),
+            demands=len(demands),
         )
-        if source.partition is not None and not group["registered"]:
-            await _hold_place(db, source, group, demands, rows, deadline)
-        wrong = [row for row in rows if row["end_offset"] is None]
         found = [row for row in rows if row["end_offset"] is not None]
+        if source.partition is not None:
+            if not found:
+                await _hold_place(db, source, group, demands, rows, deadline)
+            return found
+        wrong = [row for row in rows if row["end_offset"] is None]
         if wrong:
             await db.read(
                 "_rearm",
@@ -336,13 +365,13 @@ async def _find(
                 group_id=group["group_id"],
                 partition_id=[row["partition_id"] for row in wrong],
                 next_offset=[row["next_offset"] for row in wrong],
+                hinted_at=[row["hinted_at"] for row in wrong],
                 ready_at=[row["ready_at"] for row in wrong],
                 lease_id=[row["lease_id"] for row in wrong],
-                moment=wrong[0]["moment"],
             )
         if found:
             return found
-        if wrong and source.partition is None:
+        if wrong:
             # Right hints may stand behind the wrong ones.
             continue
         if not seeding or looks == SEED_ROUNDS_MAX - 1:
@@ -369,7 +398,11 @@ async def _hold_place(
     """
     if not rows:
         _expect_birth(source, demands)
-    elif demands[0].subscription.mode == "new" and not rows[0]["cursor_exists"]:
+    elif (
+        demands[0].subscription.mode != "all"
+        and not group["registered"]
+        and not rows[0]["cursor_exists"]
+    ):
         await db.step(
             "_place_cursor",
             deadline=deadline,

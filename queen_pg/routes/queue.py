@@ -98,6 +98,7 @@ async def delete_queue(request: wire.AnyRequest) -> ASGIResponse:
     existed = await broker.delete(
         wire.database(request), wire.tenant(request), name, wire.deadline()
     )
+    wire.waiters(request).deleted(wire.tenant(request), name)
     answer = {"deleted": existed, "existed": existed, "queue": name}
     if not existed:
         answer["message"] = "there is no such queue"

@@ -113,7 +113,8 @@ comment on function queen._seed_ready(bigint, integer) is
 -- Proposals for a group: partitions with something to claim, longest ready first, each with the span of offsets
 -- that may be delivered now; and, with a null end_offset, partitions whose hint was wrong and the moment it
 -- should say. Given a partition, only that one is looked at, whatever the hints say. mode and from are
--- the request's: they count for a group that has no subscription (data-plane 4.8-2).
+-- the request's: they count for a group that has no subscription (data-plane 4.8-2). A partition goes to one
+-- demand alone, so there are as many proposals as demands, if that many partitions have something.
 create or replace function queen._candidates(
     queue_id bigint,
     group_id bigint,
@@ -122,11 +123,12 @@ create or replace function queen._candidates(
     subscription_from timestamptz,
     conflated boolean,
     message_max integer,
-    partition_max integer
+    partition_max integer,
+    demands integer default 1
 ) returns table (
     partition_id bigint, partition_name text, cursor_exists boolean, committed_offset bigint,
-    start_offset bigint, end_offset bigint, next_offset bigint, ready_at timestamptz, lease_id uuid,
-    lease_time_seconds integer, moment timestamptz
+    start_offset bigint, end_offset bigint, next_offset bigint, hinted_at timestamptz, ready_at timestamptz,
+    lease_id uuid, lease_time_seconds integer
 )
 language plpgsql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -149,10 +151,9 @@ begin
         perform queen._fail('QU900', 'the queue or the consumer group has been deleted');
     end if;
     lease_time_seconds := greatest(v_queue.lease_time_seconds, 1);
-    moment := v_now;
 
     for v_row in
-        select p.id, p.name, p.next_offset, p.log_start_offset, p.last_append_at, c.group_id as cursor_group_id,
+        select p.id, p.name, p.next_offset, p.log_start_offset, p.last_append_at, r.ready_at, c.group_id as cursor_group_id,
                c.committed_offset, c.lease_id, c.lease_expires_at
         from queen._ready_partitions(_candidates.queue_id, _candidates.group_id, _candidates.partition, v_now,
                                      _candidates.partition_max * 2 + 16) r
@@ -163,6 +164,7 @@ begin
         partition_id := v_row.id;
         partition_name := v_row.name;
         next_offset := v_row.next_offset;
+        hinted_at := v_row.ready_at;
         cursor_exists := v_row.cursor_group_id is not null;
         committed_offset := v_row.committed_offset;
         end_offset := null;
@@ -214,28 +216,29 @@ begin
         v_partitions := v_partitions + 1;
         ready_at := v_now;
         return next;
-        exit when v_messages >= _candidates.message_max or v_partitions >= _candidates.partition_max;
+        exit when v_messages >= _candidates.message_max and v_partitions >= _candidates.demands
+                  or v_partitions >= _candidates.partition_max;
     end loop;
 end;
 $$;
 
-comment on function queen._candidates(bigint, bigint, text, text, timestamptz, boolean, integer, integer) is
+comment on function queen._candidates(bigint, bigint, text, text, timestamptz, boolean, integer, integer, integer) is
     'Spans that a group may claim now, longest ready first; with a null end_offset, hints to correct.';
 
 create or replace function queen._ready_partitions(
     queue_id bigint, group_id bigint, partition text, moment timestamptz, partition_max integer
-) returns table (partition_id bigint, place bigint)
+) returns table (partition_id bigint, ready_at timestamptz, place bigint)
 language plpgsql stable as $$
 #variable_conflict use_column
 begin
     if _ready_partitions.partition is not null then
         return query
-        select p.id, 1::bigint
+        select p.id, null::timestamptz, 1::bigint
         from queen.partitions p
         where p.queue_id = _ready_partitions.queue_id and p.name = _ready_partitions.partition;
     else
         return query
-        select r.partition_id, row_number() over (order by r.ready_at)
+        select r.partition_id, r.ready_at, row_number() over (order by r.ready_at)
         from queen.ready r
         where r.group_id = _ready_partitions.group_id
           and r.ready_at <= _ready_partitions.moment and r.ready_at < 'infinity'
@@ -248,7 +251,6 @@ $$;
 comment on function queen._ready_partitions(bigint, bigint, text, timestamptz, integer) is
     'The partition named, or those whose hints say that the group may claim them, longest ready first.';
 
--- Where a group starts on a partition on which it has no cursor yet (data-plane 4.8-2 to 4.8-5).
 -- A group's place in a partition, before it has claimed anything there. The group's key is held as for a claim.
 create or replace function queen._place_cursor(partition_id bigint, group_id bigint, committed_offset bigint) returns void
 language plpgsql
@@ -270,6 +272,7 @@ $$;
 comment on function queen._place_cursor(bigint, bigint, bigint) is
     'Enter where a consumer group begins in a partition, unless it has a cursor there.';
 
+-- Where a group starts on a partition on which it has no cursor yet (data-plane 4.8-2 to 4.8-5).
 create or replace function queen._first_committed(
     partition_id bigint,
     log_start_offset bigint,
