@@ -169,7 +169,7 @@ begin
         when o.in_span is not null then queen._ack_result(null, released => v_released, filed => o.in_span = any(filed)
                                                                and i.item ->> 'status' <> 'completed')
         when o.below and i.item ->> 'status' = 'completed' then queen._ack_result(null, released => v_released, noop => true)
-        else queen._ack_result('unresolvable') end order by i.place)
+        else queen._ack_result('unresolvable', released => v_released) end order by i.place)
     into results
     from jsonb_array_elements(_judge_target.items) with ordinality i (item, place)
     cross join lateral (
