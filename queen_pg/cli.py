@@ -24,6 +24,7 @@ from queen_pg.embedded import (
     bundled_binaries,
     running,
 )
+from queen_pg.log import commands
 from queen_pg.serve import ServeError, serve
 from queen_pg.telemetry import configure_logging
 
@@ -63,6 +64,9 @@ def main() -> None:
 
     Settings come from the environment; `queen-pg config` shows them all.
     """
+
+
+main.add_command(commands.replica)
 
 
 @main.command("serve")

@@ -35,6 +35,7 @@ class Settings(
         "host": "HOST",
         "port": "PORT",
         "pg_url": "QUEEN_PG_URL",
+        "pg_admin_url": "QUEEN_PG_ADMIN_URL",
         "pg_pool_size": "QUEEN_PG_POOL_SIZE",
         "pg_pooler": "QUEEN_PG_POOLER",
         "lanes": "QUEEN_LANES",
@@ -72,6 +73,13 @@ class Settings(
         Meta(
             description="The PostgreSQL to keep everything in, as a URL; several hosts and TLS"
             " options are honoured. Without it the broker runs the PostgreSQL that it brings along."
+        ),
+    ] = None
+    pg_admin_url: Annotated[
+        str | None,
+        Meta(
+            description="The same servers with a role that may set up replication, for"
+            " `queen-pg replica`; by default QUEEN_PG_URL."
         ),
     ] = None
     pg_pool_size: Annotated[
@@ -189,11 +197,12 @@ class Settings(
 
     def validate(self) -> None:
         """Raise SettingsError for settings that contradict one another."""
-        if self.pg_url is not None and urlsplit(self.pg_url).scheme not in (
-            "postgresql",
-            "postgres",
+        for name, url in (
+            ("QUEEN_PG_URL", self.pg_url),
+            ("QUEEN_PG_ADMIN_URL", self.pg_admin_url),
         ):
-            raise SettingsError("QUEEN_PG_URL must start with postgresql://")
+            if url is not None and urlsplit(url).scheme not in ("postgresql", "postgres"):
+                raise SettingsError(f"{name} must start with postgresql://")
         if self.kv_max_ops_per_call > self.kv_max_keys_per_call:
             raise SettingsError(
                 "QUEEN_KV_MAX_OPS_PER_CALL must not be more than QUEEN_KV_MAX_KEYS_PER_CALL"
@@ -209,7 +218,7 @@ class Settings(
         rows = []
         for field in msgspec.structs.fields(type(self)):
             value = getattr(self, field.name)
-            if field.name == "pg_url" and value is not None:
+            if field.name in ("pg_url", "pg_admin_url") and value is not None:
                 value = without_password(value)
             text = str(value).lower() if isinstance(value, bool) else str(value)
             rows.append((field.encode_name, "" if value is None else text, description(field)))

@@ -19,6 +19,7 @@ LOOK_SECONDS = 2.0
 """How long a host may take to say what it is."""
 
 CONNECT_SECONDS = 10.0
+DEFAULT_PORT = 5432
 
 # A database without our schema yet is nobody's follower.
 NOT_INSTALLED = ("3F000", "42P01", "42703")
@@ -77,9 +78,50 @@ def hosts(url: str) -> list[str]:
         port = ports[place] if len(ports) > 1 else ports[0]
         chosen = [("host", name), *([("port", port)] if port else []), *rest]
         # Not geturl: it drops the two slashes before an empty host.
-        text = urlencode(chosen, safe="/*,:", quote_via=quote)
-        found.append(f"{parts.scheme}://{parts.netloc}{parts.path}?{text}")
+        found.append(f"{parts.scheme}://{parts.netloc}{parts.path}?{_query(chosen)}")
     return found
+
+
+def address(url: str) -> tuple[str, int]:
+    """Return the host (or socket folder) and port of a URL that names one; "" for no host."""
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    listed = parts.netloc.rpartition("@")[2]
+    host, port = _split_port(listed) if listed else (query.get("host", ""), query.get("port", ""))
+    return host, int(port or query.get("port", "") or DEFAULT_PORT)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return the host and port that `host`, `host:port` or `[address]:port` means."""
+    host, port = _split_port(text)
+    if not host or (port and not port.isdecimal()):
+        raise ValueError(f"{text} is not a host, nor host:port")
+    return host, int(port or DEFAULT_PORT)
+
+
+def with_address(url: str, host: str, port: int) -> str:
+    """Return a URL like this one for another host."""
+    parts = urlsplit(url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    rest = [
+        (name, value)
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+        if name not in ("host", "port")
+    ]
+    query = _query([("host", host), ("port", str(port)), *rest])
+    return f"{parts.scheme}://{credentials}{at}{parts.path}?{query}"
+
+
+def _split_port(text: str) -> tuple[str, str]:
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        return host, port.removeprefix(":")
+    host, colon, port = text.rpartition(":")
+    return (host, port) if colon else (text, "")
+
+
+def _query(values: list[tuple[str, str]]) -> str:
+    return urlencode(values, safe="/*,:", quote_via=quote)
 
 
 async def look(connection: asyncpg.Connection, url: str) -> Sight:

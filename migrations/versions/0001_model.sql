@@ -233,14 +233,14 @@ create table queen.epoch (
 
 insert into queen.epoch default values;
 
--- The log's nodes, the primary too, once there is more than one; synchronous are those whose confirmation may
--- make a commit's quorum.
+-- The log's nodes, the primary too, once there is more than one. joined_at is null until a follower has had its
+-- copy of everything; synchronous are those whose confirmation may make a commit's quorum.
 create table queen.nodes (
     name         text collate "C" not null,
     host         text not null,
     port         integer not null,
     synchronous  boolean not null default false,
-    added_at     timestamptz not null default clock_timestamp(),
+    joined_at    timestamptz,
     constraint nodes_pkey primary key (name)
 );
 

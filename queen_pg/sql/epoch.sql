@@ -113,7 +113,7 @@ language sql stable as $$
     select e.number, e.role, e.node, pg_is_in_recovery(),
            case when current_setting('synchronous_standby_names') = '' then 0 else u.size end,
            n.name, n.synchronous, coalesce(s.active, false),
-           case when pg_is_in_recovery() then null
+           case when pg_is_in_recovery() or s.confirmed_flush_lsn is null then null
                 else greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), s.confirmed_flush_lsn), 0)::bigint end,
            extract(epoch from r.flush_lag)::double precision
     from queen.epoch e

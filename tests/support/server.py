@@ -61,7 +61,7 @@ def find() -> Iterator[Server]:
 @contextlib.contextmanager
 def throwaway(bin_folder: Path | None = None) -> Iterator[EmbeddedServer]:
     """Yield a fresh cluster that forgets everything and saves nothing to disk in earnest."""
-    folder = Path(tempfile.mkdtemp(prefix="queen-pg-test-", dir=_fast_folder()))
+    folder = Path(tempfile.mkdtemp(prefix="queen-pg-test-", dir=fast_folder()))
     # A system user runs PostgreSQL when root runs the tests.
     folder.chmod(0o755)
     try:
@@ -71,7 +71,8 @@ def throwaway(bin_folder: Path | None = None) -> Iterator[EmbeddedServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fast_folder() -> Path | None:
+def fast_folder() -> Path | None:
+    """Return a folder in memory, or None where there is not enough of it."""
     if MEMORY_FOLDER.is_dir() and shutil.disk_usage(MEMORY_FOLDER).free > MEMORY_BYTES_MIN:
         return MEMORY_FOLDER
     return None

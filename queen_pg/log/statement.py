@@ -1,0 +1,229 @@
+"""The statements of replication: none of them takes parameters, so names and texts are quoted here.
+
+A node's subscription, the slot that it reads and its name as a synchronous standby are one word.
+"""
+
+from collections.abc import Sequence
+
+PUBLICATION = "queen_log"
+
+
+def slot(node: str) -> str:
+    """Return the name of a node's subscription, and of the slots that are kept for it."""
+    return f"queen_{node}"
+
+
+def identifier(text: str) -> str:
+    """Quote a name."""
+    return '"' + text.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Quote a text."""
+    quoted = "'" + text.replace("'", "''") + "'"
+    return quoted if "\\" not in quoted else " E" + quoted.replace("\\", "\\\\")
+
+
+def _tables(tables: Sequence[str]) -> str:
+    return ", ".join(f"queen.{identifier(table)}" for table in tables)
+
+
+def create_publication(tables: Sequence[str]) -> str:
+    """Publish every change of the tables."""
+    return f"create publication {PUBLICATION} for table {_tables(tables)}"
+
+
+def extend_publication(tables: Sequence[str]) -> str:
+    """Publish the changes of more tables."""
+    return f"alter publication {PUBLICATION} add table {_tables(tables)}"
+
+
+def drop_publication() -> str:
+    """Publish nothing any more."""
+    return f"drop publication if exists {PUBLICATION}"
+
+
+def empty(tables: Sequence[str]) -> str:
+    """Make room for a copy."""
+    return f"truncate {_tables(tables)}"
+
+
+def create_slot(node: str) -> str:
+    """Keep the log, from here on, for a follower."""
+    return f"select pg_create_logical_replication_slot({literal(slot(node))}, 'pgoutput')"
+
+
+def draft_slot(name: str) -> str:
+    """Keep the log from here on, for as long as this session lasts."""
+    return f"select pg_create_logical_replication_slot({literal(name)}, 'pgoutput', true)"
+
+
+def copy_slot(source: str, name: str) -> str:
+    """Keep the log from where another slot keeps it, for good."""
+    return f"select pg_copy_logical_replication_slot({literal(source)}, {literal(name)}, false)"
+
+
+def drop_slot(name: str) -> str:
+    """Keep nothing for whoever read this slot."""
+    return f"select pg_drop_replication_slot({literal(name)})"
+
+
+def advance_slot(name: str, lsn: int) -> str:
+    """Keep only what is later."""
+    return f"select pg_replication_slot_advance({literal(name)}, '{lsn_text(lsn)}')"
+
+
+def subscribe(node: str, source: str, *, copy: bool) -> str:
+    """Follow a primary from where the slot is; `source` is its URL with credentials.
+
+    With the default, synchronous_commit = off, a follower confirms a commit only when some later
+    write happens to flush it: a quorum commit then takes 200 ms instead of one.
+    """
+    return (
+        f"create subscription {identifier(slot(node))}\n"
+        f"    connection {literal(source)}\n"
+        f"    publication {PUBLICATION}\n"
+        f"    with (slot_name = {literal(slot(node))}, create_slot = false,"
+        f" copy_data = {'true' if copy else 'false'}, synchronous_commit = 'local')"
+    )
+
+
+def enable(subscription: str) -> str:
+    """Let a subscription go on."""
+    return f"alter subscription {identifier(subscription)} enable"
+
+
+def disable(subscription: str) -> str:
+    """Stop a subscription: its primary hears no confirmation any more."""
+    return f"alter subscription {identifier(subscription)} disable"
+
+
+def refresh(subscription: str, *, copy: bool) -> str:
+    """Take in the tables that were published since, by way of a connection to the primary."""
+    return (
+        f"alter subscription {identifier(subscription)} refresh publication"
+        f" with (copy_data = {'true' if copy else 'false'})"
+    )
+
+
+def unsubscribe(subscription: str) -> list[str]:
+    """Forget a subscription without a word to its primary, which may be gone; keeps its slot."""
+    return [
+        disable(subscription),
+        f"alter subscription {identifier(subscription)} set (slot_name = none)",
+        f"drop subscription {identifier(subscription)}",
+    ]
+
+
+def standby_names(size: int, nodes: Sequence[str]) -> str:
+    """Answer commits when `size` of the nodes have confirmed them; with 0 at once."""
+    if not size:
+        return "alter system reset synchronous_standby_names"
+    names = ", ".join(f'"{slot(node)}"' for node in sorted(nodes))
+    return f"alter system set synchronous_standby_names = {literal(f'ANY {size} ({names})')}"
+
+
+RELOAD = "select pg_reload_conf()"
+
+
+def read_only(database: str, *, on: bool) -> str:
+    """Tell clients that choose among hosts (target_session_attrs) whether this one takes writes."""
+    change = (
+        "set default_transaction_read_only = on" if on else "reset default_transaction_read_only"
+    )
+    return f"alter database {identifier(database)} {change}"
+
+
+def terminate(pid: int) -> str:
+    """End a session."""
+    return f"select pg_terminate_backend({pid})"
+
+
+def fence(epoch: int) -> str:
+    """Refuse writes on a primary that an epoch has passed by."""
+    return f"select queen._fence({epoch})"
+
+
+def follow(epoch: int, node: str) -> str:
+    """Be a follower."""
+    return f"select queen._follow({epoch}, {literal(node)})"
+
+
+def lead(epoch: int, node: str) -> str:
+    """Be the primary."""
+    return f"select queen._lead({epoch}, {literal(node)})"
+
+
+def reinstate() -> str:
+    """Take writes again, after a hand-over that did not come about."""
+    return "update queen.epoch set role = 'primary' where role = 'fenced'"
+
+
+def retire() -> str:
+    """Belong to no log, and take no writes."""
+    return "update queen.epoch set role = 'fenced', node = null"
+
+
+def name_node(node: str) -> str:
+    """Give a primary its name."""
+    return f"update queen.epoch set node = {literal(node)}"
+
+
+def enter_node(node: str, host: str, port: int, *, joined: bool = False) -> str:
+    """Enter a node into the log's table, or its new address."""
+    joined_at = "clock_timestamp()" if joined else "null"
+    return (
+        "insert into queen.nodes (name, host, port, joined_at)"
+        f" values ({literal(node)}, {literal(host)}, {port}, {joined_at})"
+        " on conflict (name) do update set host = excluded.host, port = excluded.port"
+    )
+
+
+def join_nodes(nodes: Sequence[str]) -> str:
+    """Note that nodes have everything; written even where it is noted already."""
+    return (
+        "update queen.nodes set joined_at = coalesce(joined_at, clock_timestamp())"
+        f" where name in ({_literals(nodes)})"
+    )
+
+
+def part_nodes(nodes: Sequence[str]) -> str:
+    """Note that nodes have not everything, or not what the others have."""
+    return f"update queen.nodes set joined_at = null where name in ({_literals(nodes)})"
+
+
+def forget_node(node: str) -> str:
+    """Take a node out of the log's table."""
+    return f"delete from queen.nodes where name = {literal(node)}"
+
+
+def count_nodes(nodes: Sequence[str]) -> str:
+    """Let these nodes, and no others, count for the quorum."""
+    return f"update queen.nodes set synchronous = coalesce(name in ({_literals(nodes)}), false)"
+
+
+def set_quorum(size: int) -> str:
+    """Note how many followers each step waits for."""
+    return f"update queen.quorum set size = {size}"
+
+
+def _literals(texts: Sequence[str]) -> str:
+    return ", ".join(map(literal, texts)) or "null"
+
+
+def move_aside(schema: str) -> str:
+    """Keep a schema under another name."""
+    return f"alter schema queen rename to {identifier(schema)}"
+
+
+def lsn_text(lsn: int) -> str:
+    """Return a place in the log as PostgreSQL writes it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    """Return the place in the log that a text like 0/16B3748 names."""
+    high, slash, low = text.partition("/")
+    if not slash:
+        raise ValueError(f"{text} is not a place in the log, like 0/16B3748")
+    return int(high, 16) << 32 | int(low, 16)
