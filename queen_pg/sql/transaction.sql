@@ -53,13 +53,22 @@ begin
         return;
     end if;
 
-    perform from (
-        select c.partition_id, c.group_id
-        from jsonb_array_elements(_transaction.positions) u (position)
-        join queen.cursors c on c.partition_id = (u.position ->> 'partitionId')::bigint
-                            and c.group_id = (u.position ->> 'groupId')::bigint
-        order by 1, 2
-        for update of c) held;
+    -- All cursors in one go: those of positions and then those of acks would be two orders.
+    if jsonb_array_length(_transaction.positions) > 0 then
+        perform from (
+            select c.partition_id, c.group_id
+            from (
+                select (u.position ->> 'partitionId')::bigint as partition_id, (u.position ->> 'groupId')::bigint as group_id
+                from jsonb_array_elements(_transaction.positions) u (position)
+                union
+                select (a.ack ->> 'partitionId')::bigint, (r.fact ->> 'groupId')::bigint
+                from jsonb_array_elements(_transaction.acks) with ordinality a (ack, place)
+                join jsonb_array_elements(_transaction.resolved) with ordinality r (fact, place) using (place)
+            ) t
+            join queen.cursors c on c.partition_id = t.partition_id and c.group_id = t.group_id
+            order by 1, 2
+            for update of c) held;
+    end if;
     v_judged := queen._judge_acks(_transaction.acks, _transaction.resolved, true);
     ack_results := v_judged.results;
     if exists (select from jsonb_array_elements(v_judged.results) r where not (r ->> 'success')::boolean) then

@@ -1,0 +1,243 @@
+"""Steps that name the same rows in opposite orders: they wait for each other, and never in a ring.
+
+Each kind of row is tried as it is, and with the order of its locks broken on purpose: the checker
+must find a deadlock then.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import asyncpg
+import pytest
+
+from queen_pg.broker import timer
+from queen_pg.broker.ack import AckItem, ack
+from queen_pg.broker.partition import resolve
+from queen_pg.broker.pop import PopRequest
+from queen_pg.broker.push import PushItem, push
+from queen_pg.broker.transaction import Position, Transaction, TransactionAck, commit
+from queen_pg.config import Settings
+from queen_pg.wakeup import Waiters
+from tests.anomaly.conftest import Opener
+from tests.support.isolation import Counting, soon, weaken
+
+ROWS = 20
+CLIENTS = 4
+ROUNDS = 4
+MESSAGES = 60
+# How long a broken order is given to show itself; it takes the server a second to tell.
+PATIENCE_SECONDS = 20.0
+
+# Each lock takes its time, so that two steps are among theirs together. The first ten rows of a
+# loop over a query are locked in one go, hence the number of rows.
+LINGER = """
+create function queen.linger() returns trigger language plpgsql as
+$$ begin perform pg_sleep(0.0005); return coalesce(new, old); end $$;
+create trigger linger before insert or update or delete on queen.partitions
+for each row execute function queen.linger();
+create trigger linger before insert or update on queen.kv
+for each row execute function queen.linger();
+create trigger linger before insert or update or delete on queen.timers
+for each row execute function queen.linger();
+"""
+LINGER_IN = {
+    "_judge_acks": "cursors := cursors || v_cursor;",
+    "_transaction": "v_judged := queen._judge_acks(",
+}
+
+NAMES = [f"entity-{number:02d}" for number in range(ROWS)]
+
+
+class Field:
+    """What the steps fight for: partitions that a group reads, keys and timers."""
+
+    def __init__(self, db: Counting, ids: dict[str, int]) -> None:
+        self.db = db
+        self.ids = ids
+        self._numbers = itertools.count()
+        self._acked = itertools.count()
+
+    async def commit(
+        self,
+        *,
+        acks: Sequence[str] = (),
+        pushes: Sequence[str] = (),
+        positions: Sequence[str] = (),
+        keys: Sequence[str] = (),
+        timers: Sequence[str] = (),
+        cancel: bool = False,
+    ) -> None:
+        """Commit a step on the named rows, in the order in which they are named."""
+        number = next(self._numbers)
+        verdict = await commit(
+            self.db,
+            1,
+            Transaction(
+                acks=[
+                    TransactionAck(self.ids[name], self.next_message(), consumer_group="workers")
+                    for name in acks
+                ],
+                items=[PushItem("in", name, b"{}", f"step-{number}") for name in pushes],
+                positions=[Position("in", "workers", name, 1) for name in positions],
+                kv=[{"op": "incr", "ns": "state", "key": name, "delta": 1} for name in keys],
+                timers=[self._timer(name, number, cancel=cancel) for name in timers],
+            ),
+            soon(),
+        )
+        assert verdict.success
+
+    def next_message(self) -> str:
+        """Return a message to ack without a lease; others may have acked it, and those after it."""
+        return f"message-{next(self._acked) // ROWS % MESSAGES}"
+
+    def _timer(self, name: str, number: int, *, cancel: bool) -> dict[str, Any]:
+        if cancel:
+            return timer.cancel("in", name, None)
+        return {
+            "op": "schedule",
+            "queue": "in",
+            "timerKey": name,
+            "partition": name,
+            "delayMs": -1,
+            "txn": f"timer-{number}",
+            "payload": "{}",
+        }
+
+
+async def prepare(db: Counting, sql: asyncpg.Connection) -> Field:
+    await sql.execute(LINGER)
+    for function, text in LINGER_IN.items():
+        await weaken(sql, function, text, f"perform pg_sleep(0.0005); {text}")
+    items = [
+        PushItem("in", name, b"{}", f"message-{number}")
+        for number in range(MESSAGES)
+        for name in NAMES
+    ]
+    await push(db, 1, items, soon())
+    waiters = Waiters(db, Settings())
+    answer = await waiters.pop(
+        1,
+        PopRequest(
+            queue="in",
+            consumer_group="workers",
+            subscription_mode="all",
+            partitions=ROWS,
+            batch=ROWS * MESSAGES,
+        ),
+    )
+    await waiters.close()
+    assert len(answer.claims) == ROWS
+    # The leases are given back: what is acked without one moves the cursor up to itself.
+    first = [
+        AckItem(claim.partition_id, claim.messages[0].transaction_id, "retry")
+        for claim in answer.claims
+    ]
+    await ack(db, 1, "workers", first, soon())
+    ids = await resolve(db, 1, [("in", name) for name in NAMES], soon())
+    return Field(db, {name: ids["in", name] for name in NAMES})
+
+
+Work = Callable[[Field, list[str]], Awaitable[None]]
+
+
+async def acks(field: Field, names: list[str]) -> None:
+    await field.commit(acks=names)
+    message = field.next_message()
+    await ack(field.db, 1, "workers", [AckItem(field.ids[name], message) for name in names], soon())
+
+
+async def pushes(field: Field, names: list[str]) -> None:
+    await field.commit(pushes=names)
+    await push(field.db, 1, [PushItem("in", name, b"{}") for name in names], soon())
+
+
+async def keys(field: Field, names: list[str]) -> None:
+    await field.commit(keys=names)
+
+
+async def timers(field: Field, names: list[str]) -> None:
+    await field.commit(timers=names)
+    await field.commit(timers=names, cancel=True)
+
+
+async def positions(field: Field, names: list[str]) -> None:
+    half = len(names) // 2
+    await field.commit(positions=names[:half], acks=names[half:])
+
+
+async def everything(field: Field, names: list[str]) -> None:
+    await field.commit(acks=names, pushes=names, keys=names, timers=names)
+
+
+async def firing(field: Field, names: list[str]) -> None:
+    await field.commit(timers=names)
+    due, _ = await timer.due(field.db)
+    if due:
+        await timer.fire(field.db, 1, due, 5, soon())
+    await field.commit(pushes=names, timers=names, cancel=True)
+
+
+async def race(field: Field, work: Work) -> None:
+    """Let clients do the work at the same time, half of them with the names turned round."""
+
+    async def client(number: int) -> None:
+        for _ in range(ROUNDS):
+            await work(field, NAMES if number % 2 else NAMES[::-1])
+
+    await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+
+
+async def race_until_deadlocked(field: Field, work: Work) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not field.db.deadlocks:
+            racing = asyncio.create_task(race(field, work))
+            while not (racing.done() or field.db.deadlocks):
+                await asyncio.wait([racing], timeout=0.01)
+            racing.cancel()
+            await asyncio.wait([racing])
+
+
+@pytest.mark.parametrize(
+    "work",
+    [acks, pushes, keys, timers, positions, everything, firing],
+    ids=lambda work: work.__name__,
+)
+async def test_crosswise_steps_all_commit_and_none_is_deadlocked(
+    open_door: Opener, sql: asyncpg.Connection, work: Work
+) -> None:
+    async with open_door(connections=CLIENTS) as db:
+        await race(await prepare(db, sql), work)
+        assert db.deadlocks == 0
+        assert sum(db.lost.values()) > 0, "they have not met"
+
+
+@pytest.mark.parametrize(
+    ("work", "function", "text", "instead"),
+    [
+        (acks, "_judge_acks", "order by c.partition_id, c.group_id", "order by random()"),
+        (
+            pushes,
+            "_append",
+            "from unnest(v_id, v_size) with ordinality u (id, size, place)",
+            "from (select * from unnest(v_id, v_size) with ordinality r (id, size, place)"
+            " order by random()) u",
+        ),
+        (keys, "_kv_in_order", "order by o.operation", "order by random(), o.operation"),
+        (timers, "_timers_apply", "order by o.operation", "order by random(), o.operation"),
+        (firing, "_timers_fire", "where p.id = any(_timers_fire.partition_id)", "where false"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+async def test_a_broken_order_would_be_seen(
+    open_door: Opener,
+    sql: asyncpg.Connection,
+    work: Work,
+    function: str,
+    text: str,
+    instead: str,
+) -> None:
+    await weaken(sql, function, text, instead)
+    async with open_door(connections=CLIENTS) as db:
+        await race_until_deadlocked(await prepare(db, sql), work)
