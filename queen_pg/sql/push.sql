@@ -54,7 +54,9 @@ begin
     for v_row in
         update queen.partitions p
         set next_offset = p.next_offset + u.size,
-            last_append_at = greatest(queen.now(), p.last_append_at + interval '1 microsecond')
+            -- What only repeats earlier messages appends nothing, and the partition's quiet time goes on.
+            last_append_at = case when u.size > 0 then greatest(queen.now(), p.last_append_at + interval '1 microsecond')
+                                  else p.last_append_at end
         from unnest(v_id, v_size) with ordinality u (id, size, place)
         where p.id = u.id
         returning u.place::integer as place, p.queue_id, p.next_offset, p.last_append_at
