@@ -101,3 +101,12 @@ $$;
 
 comment on function queen._claimable(integer[], text[], text[], text[], bigint[]) is
     'Which single partitions may have something for the groups that wait for it, and which of those groups are gone.';
+
+create or replace function queen._group_from(group_id bigint) returns table (group_id bigint, queue_id bigint)
+language sql stable
+set enable_seqscan = off set enable_bitmapscan = off
+as $$
+    select g.id, g.queue_id from queen.consumer_groups g where g.id >= _group_from.group_id order by g.id limit 1;
+$$;
+
+comment on function queen._group_from(bigint) is 'The first consumer group whose id is not below the one given.';
