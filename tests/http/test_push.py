@@ -308,9 +308,13 @@ async def test_concurrent_pushes_of_one_id_store_it_once(wire: Wire, queue: str)
 
 
 async def test_the_window_outlives_the_message(wire: Wire, queue: str) -> None:
-    """data-plane 10.1-5: consumption does not matter, and the original's id and offset stay."""
+    """data-plane 10.1-5: neither consumption nor retention matters, the original stays known."""
+    await wire.configure(queue, retentionEnabled=True, retentionSeconds=1)
     [original] = await wire.push(queue, 1, ids=["t"])
     await wire.pop(queue, autoAck=True)
+    await wire.age(queue, 100)
+    await wire.removed(queue)
+    assert await wire.take(queue, consumerGroup="g") == []
     [duplicate] = await wire.push(queue, 1, ids=["t"])
     assert duplicate == {**original, "status": "duplicate"}
 

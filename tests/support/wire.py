@@ -1,5 +1,6 @@
 """The wire by hand: short calls for tests, and looks behind it through SQL."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -143,6 +144,19 @@ class Wire:
             " where q.name = $1 and r.partition_id = p.id and r.ready_at < 'infinity'",
             queue,
         )
+
+    async def removed(self, queue: str) -> None:
+        """Wait until retention has taken everything away that is in a queue."""
+        for _ in range(300):
+            left = await self.sql.fetchval(
+                "select count(*) from queen.partitions p join queen.queues q on q.id = p.queue_id"
+                " where q.name = $1 and p.log_start_offset < p.next_offset",
+                queue,
+            )
+            if left == 0:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"retention left something in {queue}")
 
     async def count(self, table: str) -> int:
         """Return how many rows a table has."""
