@@ -71,11 +71,14 @@ def run_beside(revision: str) -> None:
 
 
 def install_functions() -> None:
-    """Install the set of functions anew, and drop what it no longer holds."""
-    for stem in sql.MANIFEST:
+    """Install the set of functions anew, drop what it no longer holds, and set the rights."""
+    *functions, rights = sql.MANIFEST
+    for stem in functions:
         run(sql.read(stem))
     run(FUNCTION_SET.format(digest=sql.digest()))
+    # Rights come last: they touch every function, after which none looks left over.
     run(LEFTOVERS)
+    run(sql.read(rights))
 
 
 context.config.attributes["run_beside"] = run_beside

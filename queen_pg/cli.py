@@ -1,4 +1,4 @@
-"""The command `queen-pg`: serve, migrate, doctor, config, url, psql, bench."""
+"""The command `queen-pg`: serve, migrate, roles, doctor, config, url, psql, bench."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ import asyncpg
 import click
 import msgspec
 
-from queen_pg import __version__, doctor, migrate
+from queen_pg import __version__, doctor, migrate, sql
 from queen_pg.config import Settings, SettingsError
 from queen_pg.embedded import (
     DATABASE,
@@ -95,6 +95,12 @@ def migrate_command(as_sql: bool, since: str | None) -> None:
         click.echo(f"up to date at revision {before.head}")
     else:
         click.echo(f"migrated from revision {before.revision or 'none'} to {before.head}")
+
+
+@main.command("roles")
+def roles_command() -> None:
+    """Print the script that makes the database's roles and gives them their rights."""
+    click.echo(f"{sql.read('roles')}\n{sql.read('grants')}", nl=False)
 
 
 @main.command("doctor")

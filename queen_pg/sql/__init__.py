@@ -1,7 +1,8 @@
 """The SQL texts: which files of functions there are, and in which order they are installed.
 
 `MANIFEST` names every file of this folder once, a file after those whose functions its own are
-checked against when they are created. The single SELECTs that Python itself asks are in `reads/`.
+checked against when they are created, and the file of rights last. `roles` is none of them: it is
+for an administrator to run. The single SELECTs that Python itself asks are in `reads/`.
 """
 
 import hashlib
@@ -47,6 +48,9 @@ MANIFEST = (
     "transaction",
     "transaction_api",
     "retention",
+    "views",
+    "comments",
+    "grants",
 )
 
 

@@ -75,7 +75,7 @@ declare
     v_low bigint := _offset_at.log_start_offset;
     v_high bigint := _offset_at.next_offset;
     v_middle bigint;
-    v_created_at timestamptz;
+    v_created_at pg_catalog.timestamptz;
 begin
     while v_low < v_high loop
         v_middle := (v_low + v_high) / 2;

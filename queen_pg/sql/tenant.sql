@@ -24,17 +24,16 @@ $$;
 comment on function queen._granted_tenants() is
     'The tenants that queen.tenant_roles grants to the session''s login role; null when it names none of its roles.';
 
-create or replace function queen.current_tenant() returns integer
-language plpgsql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
+-- The tenant that the session's setting names, or without one the one it is for; with free_choice any may be named.
+create or replace function queen._chosen_tenant(free_choice boolean) returns integer
+language plpgsql stable as $$
 declare
     v_name text := nullif(current_setting('queen.tenant', true), '');
     v_granted integer[] := queen._granted_tenants();
     v_tenant integer;
 begin
     if v_name is null then
-        if v_granted is null or queen._is_operator() then
+        if v_granted is null or _chosen_tenant.free_choice then
             return 1;
         elsif cardinality(v_granted) = 1 then
             return v_granted[1];
@@ -44,7 +43,7 @@ begin
     end if;
 
     select t.id into v_tenant from queen.tenants t where t.name = v_name;
-    if v_tenant = any(coalesce(v_granted, '{1}')) or v_tenant is not null and queen._is_operator() then
+    if v_tenant = any(coalesce(v_granted, '{1}')) or v_tenant is not null and _chosen_tenant.free_choice then
         return v_tenant;
     end if;
     -- The same for a tenant that does not exist: names are not to be guessed.
@@ -53,4 +52,27 @@ begin
 end;
 $$;
 
+comment on function queen._chosen_tenant(boolean) is 'The tenant that the session has chosen, or the one it is for.';
+
+create or replace function queen.current_tenant() returns integer
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return queen._chosen_tenant(queen._is_operator());
+end;
+$$;
+
 comment on function queen.current_tenant() is 'The id of the tenant for which this session''s calls work.';
+
+-- Who may read the tables sees every tenant there, so in the views such a session chooses freely.
+create or replace function queen._viewed_tenant() returns integer
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return queen._chosen_tenant(has_table_privilege(session_user, 'queen.messages', 'select'));
+end;
+$$;
+
+comment on function queen._viewed_tenant() is 'The id of the tenant that the views show to this session.';

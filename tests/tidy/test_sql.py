@@ -14,7 +14,8 @@ MIGRATIONS = Path(__file__).parents[2] / "migrations" / "versions"
 
 def test_the_manifest_names_every_file_once() -> None:
     assert len(set(sql.MANIFEST)) == len(sql.MANIFEST)
-    assert {path.stem for path in FOLDER.glob("*.sql")} == set(sql.MANIFEST)
+    # The roles are not the schema owner's to make: an administrator runs that script.
+    assert {path.stem for path in FOLDER.glob("*.sql")} - {"roles"} == set(sql.MANIFEST)
 
 
 @pytest.mark.parametrize("stem", sql.MANIFEST)
