@@ -207,6 +207,8 @@ class EmbeddedServer:
         return cluster
 
     def _initialise(self, cluster: Path) -> None:
+        for abandoned in self.folder.glob("draft-*"):
+            shutil.rmtree(abandoned)
         password = secrets.token_urlsafe(24)
         draft = Path(tempfile.mkdtemp(prefix="draft-", dir=self.folder))
         try:

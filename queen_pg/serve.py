@@ -23,7 +23,7 @@ from granian.server.embed import Server
 from queen_pg import __version__, migrate
 from queen_pg.app import create_app, drain
 from queen_pg.config import Settings, without_password
-from queen_pg.embedded import EmbeddedServer
+from queen_pg.embedded import EmbeddedError, EmbeddedServer
 from queen_pg.telemetry import configure_logging, logger
 
 BACKLOG = 1024
@@ -33,6 +33,7 @@ REQUESTS_MAX = 100_000
 DRAIN_SECONDS = 65.0
 DATABASE_WAIT_SECONDS = 30.0
 WATCH_SECONDS = 0.25
+REVIVE_SECONDS = 5.0
 # Granian's own lines join ours, from errors on.
 GRANIAN_LOGGING = {
     "loggers": {"_granian": {"propagate": True}, "granian.access": {"propagate": False}}
@@ -236,8 +237,13 @@ async def _keep_alive(embedded: EmbeddedServer) -> None:
         await asyncio.sleep(WATCH_SECONDS)
         if not embedded.alive():
             _log.error("embedded.died", folder=str(embedded.folder))
-            await asyncio.to_thread(embedded.revive)
-            _log.info("embedded.revived", folder=str(embedded.folder))
+            try:
+                await asyncio.to_thread(embedded.revive)
+            except EmbeddedError as error:
+                _log.error("embedded.not_revived", error=str(error))
+                await asyncio.sleep(REVIVE_SECONDS)
+            else:
+                _log.info("embedded.revived", folder=str(embedded.folder))
 
 
 def _claimed_port(settings: Settings) -> int:
