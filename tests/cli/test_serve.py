@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 
 from tests.support.broker import Broker
 from tests.support.database import Databases
+from tests.support.server import temporary_folder
 
 PUSH = {"items": [{"queue": "orders", "partition": "order-1", "payload": {"number": 1}}]}
 ENDED = 20.0
@@ -23,10 +22,8 @@ ENDED = 20.0
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A data folder for the bundled server, which a system user can reach."""
-    place = Path(tempfile.mkdtemp(prefix="queen-pg-test-"))
-    place.chmod(0o755)
-    yield place / "data"
-    shutil.rmtree(place)
+    with temporary_folder() as place:
+        yield place / "data"
 
 
 def refused(broker: Broker) -> str:

@@ -1,16 +1,15 @@
 """The README's commands, pasted one by one into a shell as a newcomer would."""
 
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.broker import Broker
+from tests.support.server import temporary_folder
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -18,11 +17,11 @@ README = Path(__file__).parents[2] / "README.md"
 @pytest.fixture
 def embedded_broker() -> Iterator[Broker]:
     """A broker with its bundled server, as `make run` starts it."""
-    place = Path(tempfile.mkdtemp(prefix="queen-pg-test-"))
-    place.chmod(0o755)
-    with Broker(None, QUEEN_DATA_DIR=str(place / "data")) as broker:
+    with (
+        temporary_folder() as place,
+        Broker(None, QUEEN_DATA_DIR=str(place / "data")) as broker,
+    ):
         yield broker
-    shutil.rmtree(place)
 
 
 def commands() -> list[str]:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from queen_pg import embedded
 from queen_pg.embedded import EmbeddedError, EmbeddedServer, bundled_binaries, running
+from tests.support.server import temporary_folder
 
 ROOT = os.geteuid() == 0
 only_root = pytest.mark.skipif(not ROOT, reason="about what root may do")
@@ -24,10 +24,8 @@ only_root = pytest.mark.skipif(not ROOT, reason="about what root may do")
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A data folder that the system user can reach; pytest's own temporary folders are closed."""
-    place = Path(tempfile.mkdtemp(prefix="queen-pg-test-"))
-    place.chmod(0o755)
-    yield place / "data"
-    shutil.rmtree(place)
+    with temporary_folder() as place:
+        yield place / "data"
 
 
 async def value(url: str, query: str) -> object:

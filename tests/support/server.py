@@ -61,12 +61,20 @@ def find() -> Iterator[Server]:
 @contextlib.contextmanager
 def throwaway(bin_folder: Path | None = None) -> Iterator[EmbeddedServer]:
     """Yield a fresh cluster that forgets everything and saves nothing to disk in earnest."""
+    with (
+        temporary_folder() as folder,
+        EmbeddedServer(folder / "data", bin_folder=bin_folder, durable=False) as embedded,
+    ):
+        yield embedded
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a folder for clusters, which a system user can reach when root runs the tests."""
     folder = Path(tempfile.mkdtemp(prefix="queen-pg-test-", dir=fast_folder()))
-    # A system user runs PostgreSQL when root runs the tests.
     folder.chmod(0o755)
     try:
-        with EmbeddedServer(folder, bin_folder=bin_folder, durable=False) as embedded:
-            yield embedded
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
