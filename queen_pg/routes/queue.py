@@ -99,7 +99,7 @@ async def delete_queue(request: wire.AnyRequest) -> ASGIResponse:
         wire.database(request), wire.tenant(request), name, wire.deadline()
     )
     wire.waiters(request).deleted(wire.tenant(request), name)
-    answer = {"deleted": existed, "existed": existed, "queue": name}
+    answer: dict[str, bool | str] = {"deleted": existed, "existed": existed, "queue": name}
     if not existed:
         answer["message"] = "there is no such queue"
     return wire.answer(answer)

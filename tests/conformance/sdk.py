@@ -60,6 +60,7 @@ async def run(tests: Path, name: str, url: str, report: Path) -> Outcome:
         *(sys.executable, "-m", "pytest", name, "--tb=short", "--quiet", "-ra"),
         *("-c", os.devnull, "--rootdir", str(tests), "-p", "no:cacheprovider"),
         *("-p", "tests.conformance.client", "-o", "asyncio_mode=auto"),
+        *("-o", "asyncio_default_fixture_loop_scope=function"),
         *("--junitxml", str(report)),
         cwd=tests,
         env={**os.environ, "PYTHONPATH": str(ROOT), "QUEEN_SERVER_URL": url},

@@ -152,7 +152,9 @@ async def test_a_lease_lasts_a_second_at_least(wire: Wire, queue: str, lease_tim
 async def test_either_name_commits_on_delivery(wire: Wire, queue: str, name: str) -> None:
     """data-plane 4.1; both may be sent."""
     await wire.push(queue, 1, 2)
-    answer = await wire.pop(queue, **{"autoAck": False, "commitOnDelivery": False, name: True})
+    answer = await wire.pop(
+        queue, **dict[str, Any]({"autoAck": False, "commitOnDelivery": False, name: True})
+    )
     assert answer is not None
     assert answer["leaseId"] == ""
     assert await wire.pop(queue) is None
@@ -253,7 +255,11 @@ async def test_discovery_serves_every_queue_with_the_labels(wire: Wire, queue: s
     for name, namespace, task in (("c", "n", "t"), ("a", "n", "t"), ("b", "n", "u")):
         await wire.configure(f"{queue}-{name}", namespace=f"{queue}-{namespace}", task=task)
         await wire.push(f"{queue}-{name}", *([name] * 3))
-    labels = {"namespace": f"{queue}-n", "partitions": 10, "subscriptionMode": "all"}
+    labels: dict[str, Any] = {
+        "namespace": f"{queue}-n",
+        "partitions": 10,
+        "subscriptionMode": "all",
+    }
     answer = await wire.pop(None, batch=4, consumerGroup="g", **labels)
     assert answer is not None
     assert answer["queue"] == ""
@@ -529,7 +535,7 @@ async def test_autopilot_fills_only_the_absent_knobs(wire: Wire, queue: str) -> 
     items = [{"queue": queue, "partition": str(n), "payload": n} for n in range(5)]
     await wire.post("/api/v1/push", {"items": items}, 201)
 
-    async def echo(group: str | None, **knobs: int) -> Any:
+    async def echo(group: str | None, **knobs: Any) -> Any:
         answer = await wire.pop(
             queue, autopilot=True, consumerGroup=group, subscriptionMode="all", **knobs
         )
@@ -561,7 +567,7 @@ async def test_autopilot_has_no_effect_elsewhere(wire: Wire, queue: str) -> None
     """data-plane 4.6-1: not on the partition route, nor on discovery, nor for conflation."""
     await wire.configure(queue, namespace=queue)
     await wire.push(queue, 1)
-    group = {"subscriptionMode": "all", "autopilot": True}
+    group: dict[str, Any] = {"subscriptionMode": "all", "autopilot": True}
     for answer in (
         await wire.pop(queue, "Default", consumerGroup="a", **group),
         await wire.pop(None, namespace=queue, consumerGroup="b", **group),
@@ -590,7 +596,7 @@ async def test_autopilot_takes_a_hundred_before_it_knows_the_pace(wire: Wire, qu
 
 # Conflation.
 
-CONFLATED = {"conflation": True, "consumerGroup": "g", "subscriptionMode": "all"}
+CONFLATED: dict[str, Any] = {"conflation": True, "consumerGroup": "g", "subscriptionMode": "all"}
 
 
 async def test_a_conflating_claim_delivers_only_the_newest(wire: Wire, queue: str) -> None:
@@ -738,7 +744,12 @@ async def test_a_new_partition_is_read_whole_by_who_waited_for_it(wire: Wire, qu
 async def test_a_wait_on_a_partition_gets_what_is_new(wire: Wire, queue: str) -> None:
     """data-plane 4.8-2: a partition with a past, and a group that starts now."""
     await wire.push(queue, "old")
-    params = {"consumerGroup": "g", "subscriptionMode": "new", "wait": True, "timeout": 5_000}
+    params: dict[str, Any] = {
+        "consumerGroup": "g",
+        "subscriptionMode": "new",
+        "wait": True,
+        "timeout": 5_000,
+    }
     waiting = asyncio.create_task(wire.pop(queue, "Default", **params))
     await asyncio.sleep(0.3)
     await wire.push(queue, "new")
@@ -831,7 +842,7 @@ async def test_a_framed_answer_says_what_the_json_one_does(wire: Wire, queue: st
     ]
     await wire.post("/api/v1/push", {"items": items}, 201)
     await wire.push(queue, None, partition="a")
-    query = {"partitions": "2", "subscriptionMode": "all", "autopilot": "true"}
+    query: dict[str, Any] = {"partitions": "2", "subscriptionMode": "all", "autopilot": "true"}
     response = await frames_of(wire, queue, consumerGroup="framed", **query)
     assert response.headers["content-type"] == "application/x-queen-pop"
     assert is_pop_frames(response.content)

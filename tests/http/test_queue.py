@@ -100,8 +100,8 @@ async def test_a_mode_that_is_none_is_refused(wire: Wire, queue: str) -> None:
         answer = await configure(wire, 400, queue=queue, mode=mode)
         assert "merge" in answer["error"]
         assert "replace" in answer["error"]
-    for mode in (None, "merge", "replace"):
-        assert (await configure(wire, queue=queue, mode=mode))["configured"] is True
+    for fine in (None, "merge", "replace"):
+        assert (await configure(wire, queue=queue, mode=fine))["configured"] is True
 
 
 async def test_options_may_be_flat(wire: Wire, queue: str) -> None:

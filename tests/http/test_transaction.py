@@ -380,7 +380,10 @@ async def test_a_refusal_discards_everything(wire: Wire, queue: str) -> None:
     await wire.push(queue, 1)
     [message] = await wire.take(queue)
     await wire.transaction(kv=[once(queue)])
-    parts = {"kv": [put(f"{queue}-2", 1), once(queue)], "timers": [schedule(queue, "k")]}
+    parts: dict[str, Any] = {
+        "kv": [put(f"{queue}-2", 1), once(queue)],
+        "timers": [schedule(queue, "k")],
+    }
     verdict = await changes_nothing(wire, ack(message), push(f"{queue}-out", 1), **parts)
     refused(verdict, "kv_precondition")
     assert await wire.take(queue) == []
