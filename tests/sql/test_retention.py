@@ -39,7 +39,9 @@ async def push(
 
 
 async def due(conn: asyncpg.Connection, *, cleanup_days: int = 30) -> asyncpg.Record:
-    [row] = await conn.fetch("select * from queen._retention_due(0, '', null, 100, $1)", cleanup_days)
+    [row] = await conn.fetch(
+        "select * from queen._retention_due(0, '', null, 100, $1)", cleanup_days
+    )
     return row
 
 
