@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 T ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint fmt bench migrate
+.PHONY: help install run test faults lint fmt bench migrate
 
 help: ## print these targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,9 @@ run: install ## run a broker on http://127.0.0.1:6632, with a PostgreSQL of its 
 
 test: install ## run the tests; T=tests/sql narrows
 	$(BIN)/python -m pytest $(T)
+
+faults: install ## run the whole fault campaign (hours; ARGS="--rounds 1" shortens it)
+	$(BIN)/python -m tests.faults $(ARGS)
 
 lint: install ## check style, types and layers
 	$(BIN)/ruff check

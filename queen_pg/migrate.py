@@ -75,7 +75,9 @@ async def upgrade_host(url: str) -> State:
     from sqlalchemy.pool import NullPool
 
     engine = create_async_engine(
-        "postgresql+asyncpg://", async_creator=lambda: _connect(url), poolclass=NullPool
+        "postgresql+asyncpg://",
+        async_creator=lambda: _connect(url, upgrading=True),
+        poolclass=NullPool,
     )
     try:
         async with engine.begin() as connection:
@@ -91,7 +93,7 @@ async def state(url: str) -> State:
 
 
 async def _state(url: str) -> State:
-    connection = await _connect(url)
+    connection = await _connect(url, upgrading=False)
     version = connection.get_settings().server_version.split()[0]
     try:
         row = await connection.fetchrow(sql.read("reads/state"))
@@ -115,19 +117,20 @@ def script(since: str | None = None) -> str:
     return output.getvalue()
 
 
-async def _connect(url: str) -> asyncpg.Connection:
+async def _connect(url: str, *, upgrading: bool) -> asyncpg.Connection:
+    settings = {"application_name": "queen-pg migrate", "timezone": "UTC"}
+    if upgrading:
+        # Not for a mere look, which may go through a pooler that refuses such parameters.
+        # A follower's database is read-only by default, for clients that look for the primary.
+        settings["default_transaction_read_only"] = "off"
+        # Nor does a migration wait for followers that wait for the same migration.
+        settings["synchronous_commit"] = "local"
     return await asyncpg.connect(
         url,
         timeout=CONNECT_SECONDS,
-        target_session_attrs="read-write",
-        server_settings={
-            "application_name": "queen-pg migrate",
-            "timezone": "UTC",
-            # A follower's database is read-only by default, for clients that look for the primary.
-            "default_transaction_read_only": "off",
-            # Nor does a migration wait for followers that wait for the same migration.
-            "synchronous_commit": "local",
-        },
+        target_session_attrs="read-write" if upgrading else "any",
+        statement_cache_size=0,
+        server_settings=settings,
     )
 
 

@@ -144,17 +144,23 @@ async def exhaustion(stage: Stage, rng: random.Random) -> None:
 
 
 async def clock_jump(stage: Stage, rng: random.Random) -> None:
-    """The broker's clock stands still an hour ahead, for new connections, and then comes back."""
-    for clock in ("now() + interval '1 hour'", "null"):
-        admin = await stage.admin()
-        moment = await admin.fetchval(f"select ({clock})::text")
-        if moment is None:
-            await admin.execute("alter database queen reset all")
-        else:
-            await admin.execute(f"alter database queen set queen.fake_now = '{moment}'")
-        await admin.close()
-        await terminate_backends(stage, rng)
-        await asyncio.sleep(SHORT_SECONDS)
+    """The broker's clock stands still a moment ahead, for new connections, and then comes back."""
+    admin = await stage.admin()
+    moment = await admin.fetchval("select (now() + interval '2 s')::text")
+    await admin.execute(f"alter database queen set queen.fake_now = '{moment}'")
+    await admin.close()
+    await terminate_backends(stage, rng)
+    admin = await stage.admin()
+    await admin.execute("alter database queen reset all")
+    await admin.close()
+    await terminate_backends(stage, rng)
+
+
+async def disk_full(stage: Stage, rng: random.Random) -> None:
+    """The server's disk has no room left for a while; only on a stage with a disk of its own."""
+    stage.fill_disk()
+    await asyncio.sleep(LONG_SECONDS)
+    stage.free_disk()
 
 
 FAULTS: dict[str, Fault] = {
@@ -175,5 +181,12 @@ FAULTS: dict[str, Fault] = {
         absence,
         exhaustion,
         clock_jump,
+        disk_full,
     )
 }
+
+# A fault that needs a stage of its own.
+SMALL_DISK = "disk_full"
+
+# A lease is a duration on the broker's clock: when that jumps, the leases end early in real time.
+POINTLESS = {("queue", "clock_jump"), ("locks", "clock_jump")}

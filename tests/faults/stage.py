@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -19,6 +19,7 @@ from tests.support.proxy import Proxy
 from tests.support.server import MEMORY_FOLDER
 
 BROKERS = 2
+SMALL_DISK_BYTES = 400 * 1024**2
 HEAL_SECONDS = 60.0
 PGBOUNCER = "/usr/sbin/pgbouncer"
 
@@ -26,7 +27,10 @@ PGBOUNCER = "/usr/sbin/pgbouncer"
 class Stage:
     """The processes of one round. Everything is durable, and everything may be broken."""
 
-    def __init__(self, server: EmbeddedServer, proxy: Proxy, brokers: list[Broker]) -> None:
+    def __init__(
+        self, root: Path, server: EmbeddedServer, proxy: Proxy, brokers: list[Broker]
+    ) -> None:
+        self._ballast = root / "ballast"
         self.server = server
         self.proxy = proxy
         self.brokers = brokers
@@ -96,9 +100,21 @@ class Stage:
         process = self.brokers[number].process
         return 0 if process is None else process.pid
 
+    def fill_disk(self) -> None:
+        """Leave no room beside the server's data."""
+        with contextlib.suppress(OSError), self._ballast.open("wb") as ballast:
+            while True:
+                ballast.write(bytes(1 << 16))
+                ballast.flush()
+
+    def free_disk(self) -> None:
+        """Give the room back."""
+        self._ballast.unlink(missing_ok=True)
+
     async def heal(self) -> None:
         """Mend whatever is broken, and wait until every broker answers again."""
         self.resume()
+        self.free_disk()
         self.proxy.swallow(False)
         self.proxy.refuse(False)
         self.proxy.cut_at(None)
@@ -116,9 +132,16 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def stage(*, pooled: bool = False, folder: Path | None = None) -> AsyncIterator[Stage]:
-    """Yield a stage on a fresh server; `pooled` puts PgBouncer before it, in transaction mode."""
-    root = Path(tempfile.mkdtemp(prefix="queen-pg-faults-", dir=folder or _fast_folder()))
+async def stage(*, pooled: bool = False, small_disk: bool = False) -> AsyncIterator[Stage]:
+    """Yield a stage on a fresh server.
+
+    `pooled` puts PgBouncer before it, in transaction mode; `small_disk` gives it a file system of
+    its own that can be filled, for which it takes root.
+    """
+    root = Path(tempfile.mkdtemp(prefix="queen-pg-faults-", dir=_fast_folder()))
+    if small_disk:
+        size = f"size={SMALL_DISK_BYTES}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", root], check=True)
     root.chmod(0o755)
     try:
         server = EmbeddedServer(root / "data", port=free_port())
@@ -142,18 +165,20 @@ async def stage(*, pooled: bool = False, folder: Path | None = None) -> AsyncIte
                 brokers += [Broker(url, **environment) for _ in range(BROKERS)]
                 for broker in brokers:
                     await asyncio.to_thread(broker.start)
-                yield Stage(server, proxy, brokers)
+                yield Stage(root, server, proxy, brokers)
         finally:
             for broker in brokers:
                 broker.kill()
             await proxy.close()
             await asyncio.to_thread(server.stop)
     finally:
+        if small_disk:
+            subprocess.run(["umount", "--lazy", root], check=False)
         shutil.rmtree(root, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _pooler(server: EmbeddedServer, root: Path, port: int):
+def _pooler(server: EmbeddedServer, root: Path, port: int) -> Iterator[int]:
     entry = free_port()
     password = server.endpoint.password
     (root / "users.txt").write_text(f'"queen" "{password}"\n')
