@@ -13,7 +13,7 @@ from tests.tidy.test_layers import FILES, imports
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-TARGETS = ("install", "run", "test", "lint", "fmt", "bench", "migrate")
+TARGETS = ("install", "run", "test", "faults", "lint", "fmt", "bench", "migrate")
 
 # Where a distribution's name is not what one imports.
 IMPORTED_AS = {
