@@ -6,9 +6,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
-from hypothesis import HealthCheck, assume, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from psycopg.rows import namedtuple_row
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -63,6 +69,7 @@ class TimerMachine(RuleBasedStateMachine):
         self.connection.rollback()
 
     @rule(
+        seconds=st.sampled_from([0, 0, 0.001, 1, 5, 60, 3600]),
         changes=st.lists(
             st.tuples(
                 st.sampled_from(QUEUES),
@@ -74,10 +81,12 @@ class TimerMachine(RuleBasedStateMachine):
             min_size=1,
             max_size=4,
             unique_by=lambda change: change[:2],
-        )
+        ),
     )
-    def change(self, changes: list[tuple[str, str, int | None, str, str]]) -> None:
-        """Schedule and cancel in one call; no delay means a cancel."""
+    def change(self, seconds: float, changes: list[tuple[str, str, int | None, str, str]]) -> None:
+        """Schedule and cancel in one call, after a while; no delay means a cancel."""
+        self.now += timedelta(seconds=seconds)
+        self._set_clock()
         operations = [self._operation(*change) for change in changes]
         rows = self.cursor.execute(
             "select * from queen._timers(1, %s::jsonb) order by operation_index",
@@ -86,11 +95,6 @@ class TimerMachine(RuleBasedStateMachine):
         assert [row.verdict for row in rows] == ["done"] * len(operations)
         for operation, row in zip(operations, rows, strict=True):
             self._changed(operation, row.result)
-
-    @rule(seconds=st.sampled_from([0.001, 1, 5, 60, 3600]))
-    def time_passes(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
-        self._set_clock()
 
     @rule(size=st.integers(1, 4))
     def look(self, size: int) -> None:
@@ -109,10 +113,10 @@ class TimerMachine(RuleBasedStateMachine):
         assert [row.wait_seconds for row in rows] == sorted(waits)[:1]
         self.found = []
 
+    @precondition(lambda self: self.found)
     @rule()
     def fire(self) -> None:
         """Fire what was found, which may be long ago: only what is still due there goes."""
-        assume(self.found)
         ids = self._partition_ids()
         rows = self.cursor.execute(
             "select * from queen._timers_fire(1, %s, %s, %s, %s, true)",
@@ -139,9 +143,17 @@ class TimerMachine(RuleBasedStateMachine):
             timer = self.timers.pop((queue, key))
             self._push((queue, timer.partition), timer, moments[queue, timer.partition])
 
-    @rule(queue=st.sampled_from(QUEUES), key=st.sampled_from(KEYS))
-    def fail(self, queue: str, key: str) -> None:
-        """A timer that is due could not be fired."""
+    @rule(size=st.integers(1, 4))
+    def look_and_fire(self, size: int) -> None:
+        self.look(size)
+        if self.found:
+            self.fire()
+
+    @rule(place=st.integers(0, 5))
+    def fail(self, place: int) -> None:
+        """A timer, mostly one that is due, could not be fired."""
+        places = sorted(self.timers, key=lambda place: self.timers[place].fire_at)
+        queue, key = places[place] if place < len(places) else (QUEUES[0], KEYS[0])
         timer = self.timers.get((queue, key))
         row = self.cursor.execute(
             "select dead from queen._timer_fail(1, %s, %s, 'broken', %s)",
