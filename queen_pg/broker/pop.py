@@ -56,7 +56,7 @@ class PopRequest(msgspec.Struct, frozen=True):
 class Message(msgspec.Struct, frozen=True):
     """A delivered message; `payload` is its JSON document as it was pushed."""
 
-    id: UUID
+    id: str
     offset: int
     transaction_id: str
     trace_id: UUID | None
@@ -493,7 +493,7 @@ async def _read(
     ):
         messages[row["place"] - 1].append(
             Message(
-                id=row["id"],
+                id=str(row["id"]),
                 offset=row["message_offset"],
                 transaction_id=row["transaction_id"],
                 trace_id=row["trace_id"],

@@ -1,5 +1,6 @@
 """Push: append messages to their partitions."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 from uuid import UUID
@@ -12,6 +13,8 @@ from queen_pg.errors import DuplicateMessage
 
 # What one push may append to one partition, in bytes of ids and payloads (data-plane 12).
 APPEND_MAX_BYTES = 96 * 1024 * 1024
+# What an id holds for the first message of an append: the UUID's variant, and place 1.
+FIRST_PLACE = 0x800001
 
 
 class PushItem(msgspec.Struct, frozen=True):
@@ -30,7 +33,7 @@ class PushResult(msgspec.Struct, frozen=True):
     """What became of a message; of a duplicate, the id and offset of the original."""
 
     status: Literal["queued", "duplicate", "error"]
-    message_id: UUID | None
+    message_id: str | None
     transaction_id: str
     offset: int | None
 
@@ -50,6 +53,8 @@ class Batch:
 
     def too_large(self) -> set[int]:
         """Return the places of the messages whose append would be over its limit."""
+        if sum(map(_size, self._items)) <= APPEND_MAX_BYTES:
+            return set()
         return {
             place
             for places in self._groups.values()
@@ -69,59 +74,89 @@ class Batch:
     def lay_out(self, ids: Mapping[PartitionName, int]) -> "Arrays":
         """Lay the arrays out, given the ids of the partitions that exist."""
         order = sorted(self._groups, key=lambda name: (name not in ids, ids.get(name, 0), name))
+        sizes = [len(self._groups[group]) for group in order]
         places = [place for group in order for place in self._groups[group]]
         items = [self._items[place] for place in places]
         return Arrays(
             places=places,
+            sizes=sizes,
             arguments={
                 "group_queue": [queue for queue, _ in order],
                 "group_partition": [partition for _, partition in order],
                 "group_partition_id": [ids.get(name) for name in order],
-                "item_group": [
-                    number for number, group in enumerate(order, 1) for _ in self._groups[group]
-                ],
+                "item_group": [number for number, size in enumerate(sizes, 1) for _ in range(size)],
                 "item_message_id": [item.message_id for item in items],
                 "item_transaction_id": [item.transaction_id for item in items],
                 "item_trace_id": [item.trace_id for item in items],
                 "item_producer_sub": [item.producer_sub for item in items],
-                "item_payload": [item.payload.decode() for item in items],
+                "item_payload": [str(item.payload, "utf-8") for item in items],
             },
         )
 
 
 class Arrays(msgspec.Struct, frozen=True):
-    """A batch laid out: SQL arguments, and the place in the call of each message in them."""
+    """A batch laid out: SQL arguments, the place in the call of each message, each group's size."""
 
     places: list[int]
+    sizes: list[int]
     arguments: dict[str, Any]
 
     async def store(
         self, db: Database, tenant: int, deadline: float, *, careful: bool
     ) -> list[PushResult]:
         """Run the step. Optimistic unless careful: a duplicate then raises DuplicateMessage."""
-        function, more = ("_push", {"careful": True}) if careful else ("_append", {})
-        rows = await db.step(function, deadline=deadline, tenant=tenant, **self.arguments, **more)
-        return self.results(
-            rows
-            if careful
-            else [{"item": item, "status": "queued", **row} for item, row in enumerate(rows, 1)]
+        if careful:
+            return self.results(
+                await db.step(
+                    "_push", deadline=deadline, tenant=tenant, **self.arguments, careful=True
+                )
+            )
+        [row] = await db.step(
+            "_append",
+            deadline=deadline,
+            tenant=tenant,
+            **self.arguments,
+            group_first=list(itertools.accumulate(self.sizes[:-1], initial=1)),
+            group_size=self.sizes,
         )
+        return self._appended(row)
 
     def results(self, rows: Iterable[Mapping[str, Any]]) -> list[PushResult]:
         """Return the results that queen._push answered, in the order of the call."""
-        by_place = {self.places[row["item"] - 1]: row for row in rows}
-        results = []
-        for place in range(len(by_place)):
-            row = by_place[place]
-            given = self.arguments["item_transaction_id"][row["item"] - 1]
-            results.append(
-                PushResult(
-                    status=row["status"],
-                    message_id=row["message_id"],
-                    transaction_id=str(row["message_id"]) if given is None else given,
-                    offset=row["message_offset"],
-                )
+        results: list[Any] = [None] * len(self.places)
+        given = self.arguments["item_transaction_id"]
+        for row in rows:
+            item = row["item"] - 1
+            message_id = str(row["message_id"])
+            transaction_id = message_id if given[item] is None else given[item]
+            results[self.places[item]] = PushResult(
+                row["status"], message_id, transaction_id, row["message_offset"]
             )
+        return results
+
+    def _appended(self, row: Mapping[str, Any]) -> list[PushResult]:
+        """Return the results of queen._append: ids as queen._appended_id makes them."""
+        results: list[Any] = [None] * len(self.places)
+        message_ids = self.arguments["item_message_id"]
+        transaction_ids = self.arguments["item_transaction_id"]
+        tail = row["tail"]
+        item = 0
+        for size, first, head in zip(self.sizes, row["first_offset"], row["head"], strict=True):
+            start = f"{head[:8]}-{head[8:12]}-{head[12:]}-"
+            for offset in range(first, first + size):
+                digits = f"{FIRST_PLACE + item:x}"
+                given = message_ids[item]
+                message_id = (
+                    f"{start}{digits[:4]}-{digits[4:]}{tail}" if given is None else str(given)
+                )
+                transaction_id = transaction_ids[item]
+                results[self.places[item]] = PushResult(
+                    "queued",
+                    message_id,
+                    message_id if transaction_id is None else transaction_id,
+                    offset,
+                )
+                item += 1
         return results
 
 

@@ -36,7 +36,7 @@ class _Refused(Exception):
 
 
 class _Message(msgspec.Struct, rename="camel"):
-    id: UUID
+    id: str
     transaction_id: str
     trace_id: UUID | None
     data: msgspec.Raw
@@ -94,7 +94,7 @@ async def pop(request: wire.AnyRequest) -> ASGIResponse:
     if not answer.claims and not echo:
         return wire.no_content()
     if framed and not answer.conflation:
-        return ASGIResponse(body=_framed(wanted, answer), media_type=frames.POP_CONTENT_TYPE)
+        return wire.Answer(_framed(wanted, answer), 200, frames.POP_CONTENT_TYPE)
     return wire.answer(_rendered(wanted, answer))
 
 
@@ -233,7 +233,7 @@ def _framed_claim(claim: Claim) -> frames.Claim:
             frames.Delivery(
                 offset=message.offset,
                 created_at_us=_microseconds(message.created_at),
-                message_id=message.id,
+                message_id=UUID(message.id),
                 trace_id=message.trace_id,
                 transaction_id=message.transaction_id,
                 producer_sub=message.producer_sub,

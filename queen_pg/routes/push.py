@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from uuid import UUID
 
 import msgspec
 from litestar.response.base import ASGIResponse
@@ -29,7 +28,7 @@ class _Pushed(msgspec.Struct):
     """What became of one item. The mixed casing is the wire's."""
 
     index: int
-    message_id: UUID | None
+    message_id: str | None
     transaction_id: str
     queue_name: str = msgspec.field(name="queueName")
     status: str

@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, TypeVar, cast
@@ -17,12 +17,20 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from uuid import UUID
 
 import msgspec
-from litestar import Request, asgi
+from litestar import Litestar, Request, asgi
 from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
 from litestar.response import Response
 from litestar.response.base import ASGIResponse
-from litestar.types import ExceptionHandlersMap, Method, Receive, Scope, Send
+from litestar.types import (
+    AsyncAnyCallable,
+    ExceptionHandlersMap,
+    HTTPScope,
+    Method,
+    Receive,
+    Scope,
+    Send,
+)
 
 from queen_pg import limits, telemetry
 from queen_pg.broker.ack import AckStatus
@@ -66,6 +74,48 @@ class BodyTooLarge(Exception):
     """The request's body is over the limit; answered in plain text, before any parsing."""
 
 
+class Call:
+    """A request without the framework's own reading of it: what the helpers below look at."""
+
+    __slots__ = ("receive", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope = scope
+        self.receive = receive
+
+    @property
+    def app(self) -> Litestar:
+        """The application that was asked."""
+        return self.scope["litestar_app"]
+
+
+class Answer(ASGIResponse):
+    """A response whose bytes are all there, made without the framework's own preparations."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        body: bytes,
+        status: int = 200,
+        content_type: str = "application/json",
+        headers: Mapping[str, str] = {},
+    ) -> None:
+        self.body = body
+        self.status_code = status
+        self.headers = {"content-type": content_type, **headers}  # type: ignore[assignment]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send it."""
+        headers = [(name.encode(), text.encode("latin-1")) for name, text in self.headers.items()]
+        if self.status_code == 204:
+            headers.clear()
+        else:
+            headers.append((b"content-length", b"%d" % len(self.body)))
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
 def bare(method: Method, path: str, handler: Handler, *, mount: bool = False) -> ASGIRouteHandler:
     """Make a route without the framework's own request handling, for the routes where it shows.
 
@@ -76,16 +126,38 @@ def bare(method: Method, path: str, handler: Handler, *, mount: bool = False) ->
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         response: ASGIResponse
         try:
-            request: AnyRequest = Request(scope, receive, send)
-            if request.method != method:
+            if cast(HTTPScope, scope)["method"] != method:
                 response = _refused_method(method)
             else:
-                response = await handler(request)
+                response = await handler(cast(AnyRequest, Call(scope, receive)))
         except Exception as error:
             response = failure(error, _path(scope))
         await response(scope, receive, send)
 
     return route
+
+
+class Direct:
+    """The bare routes by their paths, for calls that need none of the framework's routing."""
+
+    def __init__(self, routes: Iterable[object]) -> None:
+        bare_routes = [route for route in routes if isinstance(route, ASGIRouteHandler)]
+        self._exact: dict[str, AsyncAnyCallable] = {}
+        self._below: list[tuple[str, AsyncAnyCallable]] = []
+        for route in bare_routes:
+            for path in route.paths:
+                if route.is_mount:
+                    self._below.append((f"{path}/", route.fn))
+                self._exact[path] = route.fn
+
+    def find(self, path: str) -> AsyncAnyCallable | None:
+        """Return what answers at a path, or None where the framework is to find out."""
+        found = self._exact.get(path)
+        if found is None:
+            for prefix, route in self._below:
+                if path.startswith(prefix):
+                    return route
+        return found
 
 
 # What a route needs from the application.
@@ -343,13 +415,13 @@ class Query:
 
 def no_content() -> ASGIResponse:
     """Answer that there is nothing: no body, and no length announced."""
-    return ASGIResponse(status_code=204)
+    return Answer(b"", 204)
 
 
 def answer(content: Any, status: int = 200) -> ASGIResponse:
     """Answer with JSON: bytes as they are, anything else encoded."""
     body = content if isinstance(content, bytes) else _encode(content)
-    return ASGIResponse(body=body, status_code=status)
+    return Answer(body, status)
 
 
 def iso_milliseconds(moment: datetime) -> str:
@@ -372,7 +444,7 @@ def failure(error: Exception, path: str) -> ASGIResponse:
     if isinstance(error, QueenError):
         return _failure(error)
     if isinstance(error, BodyTooLarge):
-        return ASGIResponse(body=str(error), status_code=413, media_type="text/plain")
+        return Answer(str(error).encode(), 413, "text/plain; charset=utf-8")
     if isinstance(error, HTTPException):
         return _framework_failure(error, path)
     incident = secrets.token_hex(6)
@@ -386,23 +458,20 @@ def _failure(error: QueenError) -> ASGIResponse:
     body = {**error.detail, "error": error.message, "code": error.code}
     if isinstance(error, Declined):
         body = {"error": error.code, "reason": error.reason, "detail": error.message}
-    return ASGIResponse(body=_encode(body), status_code=error.status, headers=headers)
+    return Answer(_encode(body), error.status, headers=headers)
 
 
 def _framework_failure(error: HTTPException, path: str) -> ASGIResponse:
     if error.status_code == 404:
         return _failure(no_such_route(path))
     code = "method_not_allowed" if error.status_code == 405 else "bad_request"
-    return ASGIResponse(
-        body=_encode({"error": error.detail, "code": code}),
-        status_code=error.status_code,
-        headers=error.headers,
-    )
+    body = _encode({"error": error.detail, "code": code})
+    return Answer(body, error.status_code, headers=error.headers or {})
 
 
 def _refused_method(method: str) -> ASGIResponse:
     body = _encode({"error": "Method Not Allowed", "code": "method_not_allowed"})
-    return ASGIResponse(body=body, status_code=405, headers={"allow": method})
+    return Answer(body, 405, headers={"allow": method})
 
 
 def _handle(request: AnyRequest, error: Exception) -> Response[bytes]:

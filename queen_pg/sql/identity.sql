@@ -5,19 +5,25 @@
 -- 48 bits of milliseconds | version | 12 bits for the microseconds | variant, 22 bits of place | 40 random bits
 
 create or replace function queen._uuid_v7_head(moment timestamptz) returns text
-language plpgsql immutable parallel safe as $$
-declare
-    v_us bigint := extract(epoch from _uuid_v7_head.moment) * 1000000;
-begin
-    return lpad(to_hex(v_us / 1000), 12, '0') || '7' || lpad(to_hex(v_us % 1000), 3, '0');
-end;
+language sql immutable parallel safe as $$
+    select lpad(to_hex(us / 1000), 12, '0') || '7' || lpad(to_hex(us % 1000), 3, '0')
+    from (select (extract(epoch from _uuid_v7_head.moment) * 1000000)::bigint as us) u;
 $$;
 
 comment on function queen._uuid_v7_head(timestamptz) is 'The first 16 digits of the ids of a moment.';
 
+-- The ids of one append share their tail: their places tell them apart.
+create or replace function queen._appended_id(head text, place bigint, tail text) returns uuid
+language sql immutable parallel safe as $$
+    select (_appended_id.head || to_hex(8388608 + _appended_id.place) || _appended_id.tail)::uuid;
+$$;
+
+comment on function queen._appended_id(text, bigint, text) is
+    'The id of the message at a place (1 to 2^22 - 1) of an append, of the head and the tail that it drew.';
+
 create or replace function queen._uuid_v7(moment timestamptz, place bigint default 0) returns uuid
 language sql volatile parallel safe as $$
-    select (queen._uuid_v7_head(moment) || to_hex(8388608 + place) || right(gen_random_uuid()::text, 10))::uuid;
+    select queen._appended_id(queen._uuid_v7_head(moment), place, right(gen_random_uuid()::text, 10));
 $$;
 
 comment on function queen._uuid_v7(timestamptz, bigint) is

@@ -1,16 +1,126 @@
 -- Push: messages go to the end of their partitions, each partition's share as one append.
 --
 -- The partition's row is updated first and numbers the messages, so offsets have no gaps and their order is
--- the order of commits. Stamps are taken under that lock and rise strictly along the partition; ids made from
--- them rise with the offsets (data-plane 2.2-7). Nothing here reads an index page that others insert into,
+-- the order of commits. Stamps rise strictly along the partition; ids made from them rise with the offsets
+-- (data-plane 2.2-7). Nothing here reads an index page that others insert into,
 -- except the careful search for duplicates.
 --
 -- A call's messages come as arrays in the order of their groups; a group is the call's share for one
--- partition: its queue and name, and the partition's id, or null when it did not exist as the call began.
+-- partition: its queue and name, and the partition's id, or null when it did not exist as the call began. Groups
+-- are in the order of their locks: by id, then those without one by name.
 
--- Append every message, and return them in their order. A stored or in-call duplicate of a transaction id raises
+-- Append every message, and return for each group its partition, the offset of its first message and the head of its
+-- ids; tail is one for all. The id of a message that brings none is _appended_id(head, its place in the call, tail).
+-- group_first is the place of a group's first message. A stored or in-call duplicate of a transaction id raises
 -- unique_violation on messages_transaction_id_key; a partition that is gone raises QU900.
 create or replace function queen._append(
+    tenant integer,
+    group_queue text[],
+    group_partition text[],
+    group_partition_id bigint[],
+    group_first integer[],
+    group_size integer[],
+    item_group integer[],
+    item_message_id uuid[],
+    item_transaction_id text[],
+    item_trace_id uuid[],
+    item_producer_sub text[],
+    item_payload text[],
+    out partition_id bigint[],
+    out first_offset bigint[],
+    out head text[],
+    out tail text
+)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_groups integer := cardinality(_append.group_queue);
+    v_now timestamptz := queen.now();
+    v_head text := queen._uuid_v7_head(v_now);
+    v_queue_id bigint[];
+    v_next bigint[];
+    v_stamp timestamptz[];
+    v_base bigint[];
+    v_reader record;
+begin
+    partition_id := _append.group_partition_id;
+    -- In the order of the ids, which is the order of the locks. base turns a message's place into its offset.
+    with moved as (
+        update queen.partitions p
+        set next_offset = p.next_offset + u.size,
+            -- What only repeats earlier messages appends nothing, and the partition's quiet time goes on.
+            last_append_at = case when u.size > 0 then greatest(v_now, p.last_append_at + interval '1 microsecond')
+                                  else p.last_append_at end
+        from unnest(_append.group_partition_id, _append.group_first, _append.group_size) with ordinality u (id, first, size, place)
+        where p.id = u.id
+        returning u.place, u.first, u.size, p.queue_id, p.next_offset, p.last_append_at
+    )
+    select array_agg(m.queue_id order by m.place), array_agg(m.next_offset order by m.place),
+           array_agg(m.last_append_at order by m.place), array_agg(m.next_offset - m.size order by m.place),
+           array_agg(m.next_offset - m.size - m.first order by m.place),
+           array_agg(case m.last_append_at when v_now then v_head else queen._uuid_v7_head(m.last_append_at) end order by m.place)
+    into v_queue_id, v_next, v_stamp, first_offset, v_base, head
+    from moved m;
+
+    if coalesce(cardinality(v_next), 0) < v_groups then
+        -- Those to be created come last.
+        if array_position(_append.group_partition_id, null) is distinct from coalesce(cardinality(v_next), 0) + 1 then
+            perform queen._fail('QU900', 'a partition of this call has been deleted');
+        end if;
+        select c.partition_id, v_queue_id || c.queue_id, v_next || c.next_offset, v_stamp || c.stamp
+        into partition_id, v_queue_id, v_next, v_stamp
+        from queen._append_to_new(_append.tenant, _append.group_queue, _append.group_partition, _append.group_partition_id,
+                                  _append.group_size) c;
+        select array_agg(u.next - u.size order by u.place), array_agg(u.next - u.size - u.first order by u.place),
+               array_agg(queen._uuid_v7_head(u.stamp) order by u.place)
+        into first_offset, v_base, head
+        from unnest(v_next, _append.group_first, _append.group_size, v_stamp) with ordinality u (next, first, size, stamp, place);
+    end if;
+    -- Drawn without the system's entropy, for which the server opens a file each time: it only has to be another.
+    tail := lpad(to_hex((random() * 1099511627775)::bigint), 10, '0');
+
+    insert into queen.messages (partition_id, message_offset, created_at, id, trace_id, transaction_id, producer_sub, payload)
+    select partition_id[n.item_group], v_base[n.item_group] + n.place, v_stamp[n.item_group], n.message_id, n.trace_id,
+           coalesce(n.transaction_id, n.message_id::text), n.producer_sub, n.payload::json
+    from (
+        select i.item_group, i.place, i.transaction_id, i.trace_id, i.producer_sub, i.payload,
+               coalesce(i.message_id, queen._appended_id(head[i.item_group], i.place, tail)) as message_id
+        from unnest(_append.item_group, _append.item_message_id, _append.item_transaction_id,
+                    _append.item_trace_id, _append.item_producer_sub, _append.item_payload)
+             with ordinality i (item_group, message_id, transaction_id, trace_id, producer_sub, payload, place)
+        offset 0
+    ) n;
+
+    -- The hints of the queues' consumer groups, written even where that changes nothing: an ack that has judged the
+    -- partition drained must meet this row changed, and judge again.
+    select array_agg(q.id) as queue_id, array_agg(c.id) as group_id,
+           array_agg(make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0))) as delay
+    into v_reader
+    from (select distinct u.id from unnest(v_queue_id) u (id)) d
+    join queen.queues q on q.id = d.id
+    join queen.consumer_groups c on c.queue_id = q.id;
+    if v_reader.group_id is not null then
+        insert into queen.ready (group_id, partition_id, ready_at, next_offset)
+        select r.group_id, u.id, u.stamp + r.delay, u.next_offset
+        from unnest(v_reader.queue_id, v_reader.group_id, v_reader.delay) r (queue_id, group_id, delay)
+        join unnest(partition_id, v_queue_id, v_next, v_stamp, _append.group_size) u (id, queue_id, next_offset, stamp, size)
+             on u.queue_id = r.queue_id and u.size > 0
+        order by r.group_id, u.id
+        on conflict (group_id, partition_id) do update
+        set next_offset = excluded.next_offset,
+            ready_at = case when ready.lease_id is null then least(ready.ready_at, excluded.ready_at) else ready.ready_at end;
+    end if;
+end;
+$$;
+
+comment on function queen._append(
+    integer, text[], text[], bigint[], integer[], integer[], integer[], uuid[], text[], uuid[], text[], text[]
+) is 'Append messages to their partitions; partitions and queues that do not exist are created.';
+
+create or replace function queen._append_items(
     tenant integer,
     group_queue text[],
     group_partition text[],
@@ -21,122 +131,88 @@ create or replace function queen._append(
     item_trace_id uuid[],
     item_producer_sub text[],
     item_payload text[]
-) returns table (message_id uuid, message_offset bigint, partition_id bigint)
-language plpgsql
-set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan
-as $$
+) returns table (item integer, message_id uuid, message_offset bigint)
+language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_groups integer := cardinality(_append.group_queue);
-    v_id bigint[] := _append.group_partition_id;
-    v_queue_id bigint[] := array_fill(0::bigint, array[v_groups]);
-    v_size integer[] := array_fill(0, array[v_groups]);
-    v_first bigint[] := array_fill(0::bigint, array[v_groups]);
-    v_next bigint[] := array_fill(0::bigint, array[v_groups]);
-    v_stamp timestamptz[] := array_fill(null::timestamptz, array[v_groups]);
-    v_head text[] := array_fill(''::text, array[v_groups]);
-    v_found integer := 0;
-    v_row record;
-    v_new record;
+    v_first integer[];
+    v_size integer[];
 begin
-    -- v_first: where a group's items begin, and from below, what turns an item's place into its offset.
-    for v_row in
-        select i.item_group, min(i.place) as first, count(*) as size
-        from unnest(_append.item_group) with ordinality i (item_group, place)
-        group by i.item_group
-    loop
-        v_first[v_row.item_group] := v_row.first;
-        v_size[v_row.item_group] := v_row.size;
-    end loop;
-
-    -- In the order of the ids, which is the order of the locks; the stamp is taken once the row is held.
-    for v_row in
-        update queen.partitions p
-        set next_offset = p.next_offset + u.size,
-            -- What only repeats earlier messages appends nothing, and the partition's quiet time goes on.
-            last_append_at = case when u.size > 0 then greatest(queen.now(), p.last_append_at + interval '1 microsecond')
-                                  else p.last_append_at end
-        from unnest(v_id, v_size) with ordinality u (id, size, place)
-        where p.id = u.id
-        returning u.place::integer as place, p.queue_id, p.next_offset, p.last_append_at
-    loop
-        v_queue_id[v_row.place] := v_row.queue_id;
-        v_next[v_row.place] := v_row.next_offset;
-        v_stamp[v_row.place] := v_row.last_append_at;
-        v_found := v_found + 1;
-    end loop;
-
-    if v_found < v_groups then
-        if v_found <> v_groups - coalesce(cardinality(array_positions(v_id, null)), 0) then
-            perform queen._fail('QU900', 'a partition of this call has been deleted');
-        end if;
-        -- A new partition is inserted as this append leaves it, so that a step which creates one reads nothing.
-        for v_row in
-            select g.place::integer as place, g.queue, g.partition
-            from unnest(_append.group_queue, _append.group_partition, v_id) with ordinality g (queue, partition, id, place)
-            where g.id is null
-            order by g.queue, g.partition
-        loop
-            v_queue_id[v_row.place] := queen._ensure_queue(_append.tenant, v_row.queue);
-            insert into queen.partitions as p (queue_id, name, next_offset, last_append_at, created_at)
-            select v_queue_id[v_row.place], v_row.partition, v_size[v_row.place], c.moment, c.moment
-            from (select queen.now() as moment) c
-            on conflict (queue_id, name) do nothing
-            returning p.id, p.next_offset, p.last_append_at into v_new;
-            if not found then
-                -- Another call created it between this one's look and now.
-                update queen.partitions p
-                set next_offset = p.next_offset + v_size[v_row.place],
-                    last_append_at = greatest(queen.now(), p.last_append_at + interval '1 microsecond')
-                where p.queue_id = v_queue_id[v_row.place] and p.name = v_row.partition
-                returning p.id, p.next_offset, p.last_append_at into v_new;
-            end if;
-            v_id[v_row.place] := v_new.id;
-            v_next[v_row.place] := v_new.next_offset;
-            v_stamp[v_row.place] := v_new.last_append_at;
-        end loop;
-    end if;
-
-    for v_group in 1 .. v_groups loop
-        v_first[v_group] := v_next[v_group] - v_size[v_group] - v_first[v_group];
-        v_head[v_group] := queen._uuid_v7_head(v_stamp[v_group]);
-    end loop;
+    select array_agg(coalesce(s.first, 1) order by g.number), array_agg(coalesce(s.size, 0) order by g.number)
+    into v_first, v_size
+    from generate_subscripts(_append_items.group_queue, 1) g (number)
+    left join (
+        select u.item_group, min(u.place)::integer as first, count(*)::integer as size
+        from unnest(_append_items.item_group) with ordinality u (item_group, place)
+        group by 1
+    ) s on s.item_group = g.number;
 
     return query
-    insert into queen.messages (partition_id, message_offset, created_at, id, trace_id, transaction_id, producer_sub, payload)
-    select v_id[n.item_group], v_first[n.item_group] + n.place, v_stamp[n.item_group], n.message_id, n.trace_id,
-           coalesce(n.transaction_id, n.message_id::text), n.producer_sub, n.payload::json
-    from (
-        select i.item_group, i.place, i.transaction_id, i.trace_id, i.producer_sub, i.payload,
-               coalesce(i.message_id, (v_head[i.item_group] || to_hex(8388608 + i.place) || right(gen_random_uuid()::text, 10))::uuid)
-                   as message_id
-        from unnest(_append.item_group, _append.item_message_id, _append.item_transaction_id,
-                    _append.item_trace_id, _append.item_producer_sub, _append.item_payload)
-             with ordinality i (item_group, message_id, transaction_id, trace_id, producer_sub, payload, place)
-        offset 0
-    ) n
-    returning queen.messages.id, queen.messages.message_offset, queen.messages.partition_id;
-
-    -- Written even where it changes nothing: an ack that has judged the partition drained must meet this row
-    -- changed, and judge again.
-    insert into queen.ready (group_id, partition_id, ready_at, next_offset)
-    select c.id, u.id,
-           u.stamp + make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0)),
-           u.next_offset
-    from unnest(v_id, v_queue_id, v_next, v_stamp, v_size) u (id, queue_id, next_offset, stamp, size)
-    join queen.queues q on q.id = u.queue_id
-    join queen.consumer_groups c on c.queue_id = u.queue_id
-    where u.size > 0
-    order by c.id, u.id
-    on conflict (group_id, partition_id) do update
-    set next_offset = excluded.next_offset,
-        ready_at = case when ready.lease_id is null then least(ready.ready_at, excluded.ready_at) else ready.ready_at end;
+    select n.place::integer, coalesce(n.message_id, queen._appended_id(a.head[n.item_group], n.place, a.tail)),
+           a.first_offset[n.item_group] + row_number() over (partition by n.item_group order by n.place) - 1
+    from queen._append(_append_items.tenant, _append_items.group_queue, _append_items.group_partition,
+                       _append_items.group_partition_id, v_first, v_size, _append_items.item_group,
+                       _append_items.item_message_id, _append_items.item_transaction_id, _append_items.item_trace_id,
+                       _append_items.item_producer_sub, _append_items.item_payload) a,
+         unnest(_append_items.item_group, _append_items.item_message_id) with ordinality n (item_group, message_id, place)
+    order by n.place;
 end;
 $$;
 
-comment on function queen._append(integer, text[], text[], bigint[], integer[], uuid[], text[], uuid[], text[], text[]) is
-    'Append messages to their partitions; partitions and queues that do not exist are created.';
+comment on function queen._append_items(integer, text[], text[], bigint[], integer[], uuid[], text[], uuid[], text[], text[]) is
+    'Append messages, and return the id and offset of each.';
+
+-- A new partition is inserted as this append leaves it, so that a step which creates one reads nothing.
+create or replace function queen._append_to_new(
+    tenant integer,
+    group_queue text[],
+    group_partition text[],
+    group_partition_id bigint[],
+    group_size integer[],
+    out partition_id bigint[],
+    out queue_id bigint[],
+    out next_offset bigint[],
+    out stamp timestamptz[]
+)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+    v_row record;
+    v_queue_id bigint;
+    v_new record;
+begin
+    partition_id := _append_to_new.group_partition_id;
+    for v_row in
+        select g.place::integer as place, g.queue, g.partition, g.size
+        from unnest(_append_to_new.group_queue, _append_to_new.group_partition, _append_to_new.group_partition_id,
+                    _append_to_new.group_size) with ordinality g (queue, partition, id, size, place)
+        where g.id is null
+        order by g.place
+    loop
+        v_queue_id := queen._ensure_queue(_append_to_new.tenant, v_row.queue);
+        insert into queen.partitions as p (queue_id, name, next_offset, last_append_at, created_at)
+        select v_queue_id, v_row.partition, v_row.size, c.moment, c.moment
+        from (select queen.now() as moment) c
+        on conflict (queue_id, name) do nothing
+        returning p.id, p.next_offset, p.last_append_at into v_new;
+        if not found then
+            -- Another call created it between this one's look and now.
+            update queen.partitions p
+            set next_offset = p.next_offset + v_row.size,
+                last_append_at = greatest(queen.now(), p.last_append_at + interval '1 microsecond')
+            where p.queue_id = v_queue_id and p.name = v_row.partition
+            returning p.id, p.next_offset, p.last_append_at into v_new;
+        end if;
+        partition_id[v_row.place] := v_new.id;
+        queue_id := queue_id || v_queue_id;
+        next_offset := next_offset || v_new.next_offset;
+        stamp := stamp || v_new.last_append_at;
+    end loop;
+end;
+$$;
+
+comment on function queen._append_to_new(integer, text[], text[], bigint[], integer[]) is
+    'Create the partitions without an id, with the offsets that an append gives out; all ids, and the rest of the new ones.';
 
 -- What the call's messages repeat: an earlier item of the call (leader, by position), or a message stored
 -- inside the queue's dedup window, the oldest of several. Locks the partitions that exist, so that the answer
@@ -243,13 +319,13 @@ begin
                 _append_chosen.item_trace_id, _append_chosen.item_producer_sub, _append_chosen.item_payload)
          with ordinality i (item_group, message_id, transaction_id, trace_id, producer_sub, payload, item)
     where i.item = any(_append_chosen.chosen);
-
     perform queen._demote_repeats(v_partition_id, v_transaction_id);
+
     return query
-    select a.item::integer, a.message_id, a.message_offset
-    from queen._append(_append_chosen.tenant, _append_chosen.group_queue, _append_chosen.group_partition,
-                       _append_chosen.group_partition_id, v_group, v_message_id, v_transaction_id, v_trace_id,
-                       v_producer_sub, v_payload) with ordinality a (message_id, message_offset, partition_id, item);
+    select a.item, a.message_id, a.message_offset
+    from queen._append_items(_append_chosen.tenant, _append_chosen.group_queue, _append_chosen.group_partition,
+                             _append_chosen.group_partition_id, v_group, v_message_id, v_transaction_id, v_trace_id,
+                             v_producer_sub, v_payload) a;
 end;
 $$;
 
@@ -287,11 +363,10 @@ declare
 begin
     if not _push.careful then
         return query
-        select a.item::integer, 'queued', a.message_id, a.message_offset
-        from queen._append(_push.tenant, _push.group_queue, _push.group_partition, _push.group_partition_id,
-                           _push.item_group, _push.item_message_id, _push.item_transaction_id,
-                           _push.item_trace_id, _push.item_producer_sub, _push.item_payload)
-             with ordinality a (message_id, message_offset, partition_id, item);
+        select a.item, 'queued', a.message_id, a.message_offset
+        from queen._append_items(_push.tenant, _push.group_queue, _push.group_partition, _push.group_partition_id,
+                                 _push.item_group, _push.item_message_id, _push.item_transaction_id,
+                                 _push.item_trace_id, _push.item_producer_sub, _push.item_payload) a;
         return;
     end if;
 
