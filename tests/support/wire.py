@@ -166,8 +166,13 @@ class Wire:
     async def fingerprint(self) -> dict[str, str]:
         """Return a digest of every table's row versions, to show that a call wrote nothing.
 
-        Not of `ready`: its rows are hints, which the broker corrects whenever it passes.
+        Not of `ready`: its rows are hints, which the broker corrects whenever it passes. Nor of keys
+        and timers whose time is near.
         """
+        lasting = {
+            "kv": "where expires_at is null or expires_at > now() + interval '5 minutes'",
+            "timers": "where fire_at > now() + interval '5 minutes'",
+        }
         tables = await self.sql.fetch(
             "select relname from pg_class where relnamespace = 'queen'::regnamespace"
             " and relkind = 'r' and relname <> 'ready' order by 1"
@@ -175,7 +180,7 @@ class Wire:
         return {
             table: await self.sql.fetchval(
                 f"select md5(coalesce(string_agg(concat(ctid, xmin), ' ' order by ctid), ''))"
-                f" from queen.{table}"
+                f" from queen.{table} {lasting.get(table, '')}"
             )
             for (table,) in tables
         }
