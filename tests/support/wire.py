@@ -166,8 +166,8 @@ class Wire:
     async def fingerprint(self) -> dict[str, str]:
         """Return a digest of every table's row versions, to show that a call wrote nothing.
 
-        Not of `ready`: its rows are hints, which the broker corrects whenever it passes. Nor of keys
-        and timers whose time is near.
+        Not of `ready`: its rows are hints, which the broker corrects whenever it passes. Nor of
+        keys and timers whose time is near.
         """
         lasting = {
             "kv": "where expires_at is null or expires_at > now() + interval '5 minutes'",
