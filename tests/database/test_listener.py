@@ -140,7 +140,7 @@ async def parked(
         return len((await waiters.pop(1, request)).claims)
 
     task = asyncio.create_task(wait())
-    await until(lambda: waiters._lines and not any(line.task for line in waiters._lines.values()))
+    await until(lambda: list(waiters._lines) and not any(line.task for line in waiters._lines))
     # The listener has said that it is there once it listens.
     spy = await asyncpg.connect(database)
     async with asyncio.timeout(20):
@@ -182,7 +182,7 @@ async def test_without_notify_the_poll_finds_a_push_by_sql(db: Database, databas
     waiters = Waiters(db, Settings(pg_url=database))
     request = PopRequest(queue="orders", consumer_group="g", wait=True, timeout_ms=60_000)
     waiting = asyncio.create_task(waiters.pop(1, request))
-    await until(lambda: waiters._lines and not any(line.task for line in waiters._lines.values()))
+    await until(lambda: list(waiters._lines) and not any(line.task for line in waiters._lines))
     connection = await asyncpg.connect(database)
     await connection.execute("select queen.push('orders', '1')")
     answer = await asyncio.wait_for(waiting, 20)
