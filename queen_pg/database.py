@@ -15,10 +15,9 @@ import random
 import secrets
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
-from weakref import WeakValueDictionary
 
 import asyncpg
 import msgspec
@@ -59,7 +58,6 @@ STATEMENTS_PER_CONNECTION = 1024
 
 FIRST_PAUSE_SECONDS = 0.004
 LONGEST_PAUSE_SECONDS = 0.1
-LOST = "the step lost every race; try again"
 
 WARNING = "01000"
 TRANSACTION_ID_INDEX = "messages_transaction_id_key"
@@ -79,7 +77,6 @@ class Database:
         self._reign: _Reign | None = None
         self._doubted = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
-        self._turns = _Turns()
 
     async def start(self) -> None:
         """Open both pools with a connection each; raise Unavailable if the server is not there."""
@@ -131,33 +128,23 @@ class Database:
         deadline: float,
         attempt: Callable[[], Awaitable[T]],
         on: tuple[type[Signal], ...] = (Conflict, Stale),
-        *,
-        rows: Collection[str] = (),
     ) -> T:
         """Run an attempt again for as long as it loses races; then raise Unavailable("retry").
 
-        `on` names the signals that another run of this attempt can mend. `rows` names what it
-        writes: once an attempt of this process has lost one of them, those that write it take
-        turns, for who races for a hot row mostly loses.
+        `on` names the signals that another run of this attempt can mend.
         """
         clock = asyncio.get_running_loop().time
         longest = FIRST_PAUSE_SECONDS
-        async with contextlib.AsyncExitStack() as turn:
-            queued = await self._turns.join(turn, rows, deadline)
-            while True:
-                try:
-                    return await attempt()
-                except on as signal:
-                    STEP_RETRIES.labels(name, signal.sqlstate).inc()
-                    pause = random.uniform(longest / 4, longest)
-                    if clock() + pause >= deadline:
-                        raise Unavailable("retry", LOST) from signal
-                    if rows and not queued:
-                        await self._turns.take(turn, rows, deadline)
-                        queued = True
-                    else:
-                        await asyncio.sleep(pause)
-                        longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
+        while True:
+            try:
+                return await attempt()
+            except on as signal:
+                STEP_RETRIES.labels(name, signal.sqlstate).inc()
+                pause = random.uniform(longest / 4, longest)
+                if clock() + pause >= deadline:
+                    raise Unavailable("retry", "the step lost every race; try again") from signal
+                await asyncio.sleep(pause)
+                longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
 
     async def _leader(self) -> Sight:
         """Return the server that leads now; raise NotLeading when none does."""
@@ -351,34 +338,6 @@ class _Notices:
     def _hear(self, _: asyncpg.Connection, message: asyncpg.PostgresLogMessage) -> None:
         if message.severity_en == "WARNING" and message.sqlstate == WARNING:
             self._warned = True
-
-
-class _Turns:
-    """The queues before rows that somebody has lost; nobody waits at any other row."""
-
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    async def join(
-        self, turn: contextlib.AsyncExitStack, rows: Collection[str], deadline: float
-    ) -> bool:
-        """Wait for one's turn where there is a queue; return whether there was one."""
-        queued = any(row in self._locks for row in rows)
-        if queued:
-            await self.take(turn, rows, deadline)
-        return queued
-
-    async def take(
-        self, turn: contextlib.AsyncExitStack, rows: Collection[str], deadline: float
-    ) -> None:
-        """Wait for one's turn at every row, in one order, and keep it until the stack closes."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                for row in sorted(set(rows)):
-                    lock = self._locks.setdefault(row, asyncio.Lock())
-                    await turn.enter_async_context(lock)
-        except TimeoutError:
-            raise Unavailable("retry", LOST) from None
 
 
 async def _leave_as_it_is(_: asyncpg.Connection) -> None:

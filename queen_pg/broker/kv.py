@@ -1,7 +1,7 @@
 """KV: validate a call's operations, carry them out as one step, read for the console, sweep."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -150,18 +150,7 @@ async def run(
             return Lost(rows[0]["operation_index"], rows[0]["result"])
         return [row["result"] for row in sorted(rows, key=lambda row: row["operation_index"])]
 
-    if not operations:
-        return []
-    return await db.retry("kv", deadline, attempt, rows=rows_of(tenant, operations))
-
-
-def rows_of(tenant: int, operations: Iterable[dict[str, Any]]) -> set[str]:
-    """Return names for the rows that validated operations write or check, to queue up for."""
-    return {
-        f"kv {tenant} {operation['ns']} {operation['key']}"
-        for operation in operations
-        if operation["op"] in CHANGING
-    }
+    return await db.retry("kv", deadline, attempt) if operations else []
 
 
 async def namespaces(db: Database, tenant: int) -> list[tuple[str, int]]:

@@ -54,10 +54,7 @@ async def run(
             raise switch.kv_disabled()
         return [row["result"] for row in sorted(rows, key=lambda row: row["operation_index"])]
 
-    if not operations:
-        return []
-    rows = [f"lock {tenant} {operation['name']}" for operation in operations]
-    return await db.retry("locks", deadline, attempt, rows=rows)
+    return await db.retry("locks", deadline, attempt) if operations else []
 
 
 def _slots(operation: dict[str, Any]) -> int:
