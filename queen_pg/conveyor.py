@@ -9,10 +9,14 @@ batch to hold parts of many calls.
 
 A caller is answered after the commit. A refusal is a result and spoils nothing; when a shared
 transaction fails for another reason than a lost race, its parts are run again one by one.
+
+An application that has pushed to a partition holds it until its own transaction ends. What is for
+such a partition leaves the lane for its siding, where it is tried again and again, and keeps nobody
+waiting but its own caller.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,6 +30,7 @@ from queen_pg.config import Settings
 from queen_pg.database import Database
 from queen_pg.errors import (
     DuplicateMessage,
+    Held,
     Internal,
     Overloaded,
     QueenError,
@@ -51,7 +56,7 @@ class _Share(msgspec.Struct):
 
     lane: int
     places: list[int] = msgspec.field(default_factory=list)
-    partitions: int = 0
+    partitions: list[int] = msgspec.field(default_factory=list)
 
 
 class _Part(msgspec.Struct, eq=False):
@@ -60,7 +65,7 @@ class _Part(msgspec.Struct, eq=False):
     tenant: int
     consumer_group: str
     items: Sequence[Any]
-    partitions: int
+    partitions: list[int]
     bytes: int
     deadline: float
     since: float
@@ -86,6 +91,20 @@ class _Load:
         self.items -= len(part.items)
         self.bytes -= part.bytes
 
+    def answer(self, batch: Sequence[_Part], results: Sequence[list[Any]]) -> None:
+        """Give each part its results, and count it out."""
+        for part, answer in zip(batch, results, strict=True):
+            self.let_go(part)
+            if not part.results.done():
+                part.results.set_result(answer)
+
+    def fail(self, batch: Sequence[_Part], error: Exception) -> None:
+        """Give each part the error, and count it out."""
+        for part in batch:
+            self.let_go(part)
+            if not part.results.done():
+                part.results.set_exception(error)
+
 
 class _Belt:
     """The parts of one kind that wait in a lane, and how a batch of them is carried."""
@@ -107,13 +126,13 @@ class _Belt:
                 part.tenant != batch[0].tenant
                 or items + len(part.items) > BATCH_ITEMS_MAX
                 or size + part.bytes > BATCH_BYTES_MAX
-                or partitions + part.partitions > partitions_max
+                or partitions + len(part.partitions) > partitions_max
             ):
                 break
             batch.append(self.waiting.popleft())
             items += len(part.items)
             size += part.bytes
-            partitions += part.partitions
+            partitions += len(part.partitions)
         return batch
 
 
@@ -125,8 +144,12 @@ class _Lane:
         self._load = load
         self.partitions_max = PARTITIONS_MAX
         self._task: asyncio.Task[None] | None = None
+        self._siding = _Siding(load)
 
     def put(self, kind: str, part: _Part) -> None:
+        if self._siding.holds(part):
+            self._siding.put(self._belts[kind], part)
+            return
         self._belts[kind].waiting.append(part)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -142,37 +165,90 @@ class _Lane:
             self._task = None
 
     async def _carry(self, belt: _Belt, batch: list[_Part]) -> None:
+        for part in filter(self._siding.holds, batch):
+            self._siding.put(belt, part)
+        batch = [part for part in batch if not self._siding.holds(part)]
+        if not batch:
+            return
         now = asyncio.get_running_loop().time()
         CONVEYOR_BATCH.labels(belt.kind).observe(len(batch))
         CONVEYOR_WAIT.labels(belt.kind).observe(now - batch[0].since)
         try:
             results = await belt.carry(batch)
         except Unavailable as error:
-            self._fail(batch, error)
-        except QueenError as error:
-            if len(batch) == 1:
-                self._fail(batch, error)
-                return
-            for part in batch:
-                await self._carry(belt, [part])
-            return
+            self._load.fail(batch, error)
+        except (QueenError, Held) as error:
+            if len(batch) > 1:
+                for part in batch:
+                    await self._carry(belt, [part])
+            elif isinstance(error, Held):
+                self._siding.put(belt, batch[0])
+            else:
+                self._load.fail(batch, error)
         except asyncio.CancelledError:
-            self._fail(batch, Unavailable("outcome_unknown", "the broker stopped meanwhile"))
+            self._load.fail(batch, Unavailable("outcome_unknown", "the broker stopped meanwhile"))
             raise
         except Exception as error:
             _log.error("conveyor.failed", kind=belt.kind, exc_info=error)
-            self._fail(batch, Internal("internal error"))
+            self._load.fail(batch, Internal("internal error"))
         else:
-            for part, answer in zip(batch, results, strict=True):
-                self._load.let_go(part)
-                if not part.results.done():
-                    part.results.set_result(answer)
+            self._load.answer(batch, results)
 
-    def _fail(self, batch: Sequence[_Part], error: Exception) -> None:
-        for part in batch:
+
+class _Siding:
+    """What waits for partitions that somebody holds: tried in turn, one at a time."""
+
+    def __init__(self, load: _Load) -> None:
+        self._load = load
+        self._waiting: deque[tuple[_Belt, _Part]] = deque()
+        self._partitions: Counter[int] = Counter()
+        self._task: asyncio.Task[None] | None = None
+
+    def holds(self, part: _Part) -> bool:
+        """Whether something for one of the part's partitions waits here already."""
+        return bool(self._partitions) and any(
+            partition in self._partitions for partition in part.partitions
+        )
+
+    def put(self, belt: _Belt, part: _Part) -> None:
+        self._partitions.update(part.partitions)
+        self._waiting.append((belt, part))
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                belt, part = self._waiting.popleft()
+                try:
+                    await self._carry(belt, part)
+                except Held:
+                    self._waiting.append((belt, part))
+                else:
+                    self._partitions -= Counter(part.partitions)
+        finally:
+            self._task = None
+
+    async def _carry(self, belt: _Belt, part: _Part) -> None:
+        """Try one part; raise Held when somebody still has its partition."""
+        if part.results.done():
+            # Its caller's time is over.
             self._load.let_go(part)
-            if not part.results.done():
-                part.results.set_exception(error)
+            return
+        try:
+            results = await belt.carry([part])
+        except Held:
+            raise
+        except QueenError as error:
+            self._load.fail([part], error)
+        except asyncio.CancelledError:
+            self._load.fail([part], Unavailable("outcome_unknown", "the broker stopped meanwhile"))
+            raise
+        except Exception as error:
+            _log.error("conveyor.failed", kind=belt.kind, exc_info=error)
+            self._load.fail([part], Internal("internal error"))
+        else:
+            self._load.answer([part], results)
 
 
 class Conveyor:
@@ -233,11 +309,11 @@ class Conveyor:
         for partition_id, places in groups:
             lane = partition_id % len(self._lanes)
             share = current.get(lane)
-            if share is None or share.partitions == self._lanes[lane].partitions_max:
+            if share is None or len(share.partitions) == self._lanes[lane].partitions_max:
                 share = current[lane] = _Share(lane)
                 shares.append(share)
             share.places += places
-            share.partitions += 1
+            share.partitions.append(partition_id)
         return shares
 
     async def _resolve(
@@ -317,7 +393,8 @@ class Conveyor:
                 self._ids.forget(tenant, batch.names)
                 raise
 
-        return _parted(await self._db.retry("push", deadline, attempt), parts)
+        # A lane is shared: it waits for a held row once, and not for long.
+        return _parted(await self._db.retry("push", deadline, attempt, patient=False), parts)
 
     async def _carry_acks(self, parts: Sequence[_Part]) -> list[list[tuple[AckResult, list[int]]]]:
         acked = await acks.ack_calls(
@@ -325,6 +402,7 @@ class Conveyor:
             parts[0].tenant,
             [(part.consumer_group, part.items) for part in parts],
             max(part.deadline for part in parts),
+            patient=False,
         )
         return _parted([(result, acked.woken) for result in acked.results], parts)
 

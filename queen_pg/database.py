@@ -27,6 +27,7 @@ from queen_pg.errors import (
     BadRequest,
     Conflict,
     DuplicateMessage,
+    Held,
     Internal,
     NameTooLong,
     NotFound,
@@ -47,6 +48,9 @@ T = TypeVar("T")
 DEFAULT_DEADLINE_SECONDS = 30.0
 # The longest deadline on the wire is 60 s: a statement that outlives it has lost its caller.
 STATEMENT_TIMEOUT_MS = 65_000
+# An application may hold a partition for as long as its own transaction lasts. A step that meets it
+# lets go of what it holds itself, and comes again.
+LOCK_WAIT_MS = 250
 CONNECT_SECONDS = 10.0
 RELEASE_SECONDS = 1.0
 IDLE_CONNECTION_SECONDS = 300.0
@@ -128,10 +132,13 @@ class Database:
         deadline: float,
         attempt: Callable[[], Awaitable[T]],
         on: tuple[type[Signal], ...] = (Conflict, Stale),
+        *,
+        patient: bool = True,
     ) -> T:
         """Run an attempt again for as long as it loses races; then raise Unavailable("retry").
 
-        `on` names the signals that another run of this attempt can mend.
+        `on` names the signals that another run of this attempt can mend. Unless
+        `patient`, Held is not mended but raised.
         """
         clock = asyncio.get_running_loop().time
         longest = FIRST_PAUSE_SECONDS
@@ -139,6 +146,8 @@ class Database:
             try:
                 return await attempt()
             except on as signal:
+                if isinstance(signal, Held) and not patient:
+                    raise
                 STEP_RETRIES.labels(name, signal.sqlstate).inc()
                 pause = random.uniform(longest / 4, longest)
                 if clock() + pause >= deadline:
@@ -367,6 +376,8 @@ def connection_options(url: str, isolation: str, *, pooler: bool) -> dict[str, A
         "statement_timeout": str(STATEMENT_TIMEOUT_MS),
         "idle_in_transaction_session_timeout": str(STATEMENT_TIMEOUT_MS),
     }
+    if isolation == "serializable":
+        options["server_settings"]["lock_timeout"] = str(LOCK_WAIT_MS)
     return options
 
 
@@ -432,7 +443,9 @@ def _translate_sqlstate(error: asyncpg.PostgresError, function: str) -> Exceptio
             return StorageFull("the database has no room left")
         case "54001":
             return BadRequest("a document is nested too deeply")
-        case "57014" | "55P03":
+        case "55P03":
+            return Held(message, sqlstate=sqlstate)
+        case "57014":
             return Unavailable("timeout", "timeout: the database gave the call up")
         case "25006":
             return Unavailable("no_leader", "the connection is to a database that takes no writes")

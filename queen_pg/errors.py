@@ -15,7 +15,8 @@
 
     Signal                                     never on the wire: a step that must be run again
     ├── Conflict                               a serialization failure, a deadlock, a key taken
-    │   └── DuplicateMessage                   the key taken is a message's transaction id
+    │   ├── DuplicateMessage                   the key taken is a message's transaction id
+    │   └── Held                               a row is held by a transaction that goes on
     ├── Stale                                  a name or id resolved before BEGIN is gone
     └── Refused                                an optimistic run lost: judge carefully instead
 
@@ -155,6 +156,10 @@ class Conflict(Signal):
 
 class DuplicateMessage(Conflict):
     """A transaction id is already in its partition: run the call again, carefully."""
+
+
+class Held(Conflict):
+    """A row that the step needs is held by a transaction that goes on: somebody's own, perhaps."""
 
 
 class Stale(Signal):

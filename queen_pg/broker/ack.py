@@ -75,8 +75,13 @@ async def ack_calls(
     tenant: int,
     calls: Sequence[tuple[str, Sequence[AckItem]]],
     deadline: float,
+    *,
+    patient: bool = True,
 ) -> Acked:
-    """Do the same for several calls, each a consumer group and its acks, in one transaction."""
+    """Do the same for several calls, each a consumer group and its acks, in one transaction.
+
+    Unless `patient`, raise Held when somebody's transaction holds what they need.
+    """
     documents = msgspec.json.encode(
         [
             item.document(consumer_group, call)
@@ -89,4 +94,4 @@ async def ack_calls(
         [row] = await db.step("_ack", deadline=deadline, tenant=tenant, acks=documents)
         return Acked(msgspec.json.decode(row["results"], type=list[AckResult]), row["woken"])
 
-    return await db.retry("ack", deadline, attempt)
+    return await db.retry("ack", deadline, attempt, patient=patient)

@@ -225,6 +225,28 @@ $$;
 comment on function queen._candidates(bigint, bigint, text, text, timestamptz, boolean, integer, integer, integer) is
     'Spans that a group may claim now, longest ready first; with a null end_offset, hints to correct.';
 
+-- Whether a row's xmax is a transaction that goes on: somebody is changing the row and has not committed. What is
+-- beyond the snapshot's end has begun since it was taken.
+create or replace function queen._held(row_xmax xid) returns boolean
+language plpgsql stable parallel safe as $$
+declare
+    v_next bigint;
+    v_distance bigint;
+begin
+    if row_xmax = '0'::xid then
+        return false;
+    end if;
+    v_next := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    -- xmax has the lower half of the transaction's number only.
+    v_distance := ((row_xmax::text::bigint - v_next + 2147483648) & 4294967295) - 2147483648;
+    return v_distance >= 0 or coalesce(pg_xact_status((v_next + v_distance)::text::xid8) = 'in progress', false);
+end;
+$$;
+
+comment on function queen._held(xid) is 'Whether the transaction of a row''s xmax goes on.';
+
+-- A hint that somebody holds is passed over: a claim would wait for it, and with it whatever else it claims. An application
+-- that has pushed to a partition holds it until its own transaction ends.
 create or replace function queen._ready_partitions(
     queue_id bigint, group_id bigint, partition text, moment timestamptz, partition_max integer
 ) returns table (partition_id bigint, ready_at timestamptz, place bigint)
@@ -235,13 +257,16 @@ begin
         return query
         select p.id, null::timestamptz, 1::bigint
         from queen.partitions p
-        where p.queue_id = _ready_partitions.queue_id and p.name = _ready_partitions.partition;
+        left join queen.ready r on r.group_id = _ready_partitions.group_id and r.partition_id = p.id
+        where p.queue_id = _ready_partitions.queue_id and p.name = _ready_partitions.partition
+          and not queen._held(coalesce(r.xmax, '0'::xid));
     else
         return query
         select r.partition_id, r.ready_at, row_number() over (order by r.ready_at)
         from queen.ready r
         where r.group_id = _ready_partitions.group_id
           and r.ready_at <= _ready_partitions.moment and r.ready_at < 'infinity'
+          and not queen._held(r.xmax)
         order by r.ready_at
         limit _ready_partitions.partition_max;
     end if;

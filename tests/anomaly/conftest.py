@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from queen_pg import database
 from queen_pg.config import Settings
 from tests.support.isolation import Counting, Lowered
 
@@ -32,6 +33,12 @@ end $$;
 create trigger meet before insert on queen.kv
 for each row when (new.key like '~meeting-%') execute function queen.meet();
 """
+
+
+@pytest.fixture(autouse=True)
+def wait_for_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for locks as long as it takes, so that a wrong order of them shows as a deadlock."""
+    monkeypatch.setattr(database, "LOCK_WAIT_MS", 0)
 
 
 @pytest_asyncio.fixture
