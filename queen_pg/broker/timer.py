@@ -21,6 +21,7 @@ from queen_pg.errors import (
     BadRequest,
     Declined,
     DuplicateMessage,
+    Held,
     QueenError,
     Stale,
     StorageFull,
@@ -231,8 +232,9 @@ async def _fire(
         except DuplicateMessage:
             careful = True
             raise
-        except Stale:
-            # A partition found a moment ago is gone: look again.
+        except (Held, Stale):
+            # Somebody keeps the only partitions there are, or one found a moment ago is gone: look
+            # again, for what may have fallen due meanwhile.
             return {}
         return {row["fired_queue"]: row["timer_count"] for row in rows}
 

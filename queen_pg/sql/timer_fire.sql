@@ -74,6 +74,7 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := queen.now();
+    v_held bigint[];
     v_timer record;
     v_groups integer := 0;
     v_group_queue text[] := '{}';
@@ -92,11 +93,24 @@ begin
         return;
     end if;
 
-    perform p.id
-    from queen.partitions p
-    where p.id = any(_timers_fire.partition_id)
-    order by p.id
-    for no key update;
+    -- A partition that somebody holds is left for the next pass, unless there is no other: his transaction may take
+    -- its time, and timers of other partitions need not wait for it.
+    v_held := array(
+        select p.id
+        from queen.partitions p
+        where p.id = any(_timers_fire.partition_id)
+        order by p.id
+        for no key update skip locked
+    );
+    if v_held = '{}' then
+        v_held := array(
+            select p.id
+            from queen.partitions p
+            where p.id = any(_timers_fire.partition_id)
+            order by p.id
+            for no key update
+        );
+    end if;
 
     -- Found by key and judged after: a condition on fire_at in the search would offer the planner that index, and
     -- a walk through all that is due.
@@ -112,6 +126,7 @@ begin
         select h.*
         from held h
         where h.partition = h.found_partition and h.fire_at <= v_now
+          and (h.partition_id = any(v_held) or h.partition_id is null)
         order by h.queue, h.partition, h.fire_at, h.timer_key
     loop
         if v_groups = 0 or v_timer.queue <> v_group_queue[v_groups] or v_timer.partition <> v_group_partition[v_groups] then

@@ -139,6 +139,29 @@ async def test_timers_fire_while_their_partitions_are_busy(
     assert after == before
 
 
+async def test_a_partition_that_is_held_holds_up_no_other(
+    database: str, db: Database, sql: asyncpg.Connection
+) -> None:
+    """Somebody's open transaction has pushed to a partition: its timers wait, the others fire."""
+    await sql.execute("select queen.push('q', '-1', 'held')")
+    holder = await asyncpg.connect(database)
+    async with Crowd(database, 1):
+        async with holder.transaction():
+            await holder.execute("select queen.push('q', '-2', 'held')")
+            await schedule(db, "q", range(3), "held")
+            await schedule(db, "q", range(10, 13), "free")
+            await until(sql, PENDING, lambda count: count == 3)
+            await schedule(db, "q", range(20, 23), "free")
+            await until(sql, PENDING, lambda count: count == 3)
+        await until(sql, PENDING, lambda count: count == 0)
+    await holder.close()
+    delivered = [tuple(row) for row in await sql.fetch(DELIVERED)]
+    assert delivered == [
+        *[("free", number) for number in (10, 11, 12, 20, 21, 22)],
+        *[("held", number) for number in (-1, -2, 0, 1, 2)],
+    ]
+
+
 async def test_it_outlives_its_connections(
     database: str, db: Database, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
