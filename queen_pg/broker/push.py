@@ -42,11 +42,13 @@ class Batch:
     """The messages of a call as the arrays that queen._push takes, group by group.
 
     A group is the call's share for one partition. Groups go in the order in which the step locks
-    their partitions: by id, then those to be created by name.
+    their partitions: by id, then those to be created by name. Several calls may share a batch;
+    `calls` then says which one each message is of, and their appends keep stamps of their own.
     """
 
-    def __init__(self, items: Sequence[PushItem]) -> None:
+    def __init__(self, items: Sequence[PushItem], calls: Sequence[int] | None = None) -> None:
         self._items = items
+        self._calls = calls
         self._groups: dict[PartitionName, list[int]] = {}
         for place, item in enumerate(items):
             self._groups.setdefault((item.queue, item.partition), []).append(place)
@@ -90,8 +92,24 @@ class Batch:
                 "item_trace_id": [item.trace_id for item in items],
                 "item_producer_sub": [item.producer_sub for item in items],
                 "item_payload": [str(item.payload, "utf-8") for item in items],
+                **self._appends(order),
             },
         )
+
+    def _appends(self, order: Iterable[PartitionName]) -> dict[str, list[int]]:
+        """Number the appends of each group, for a batch in which some group holds several."""
+        if self._calls is None:
+            return {}
+        numbers = []
+        for group in order:
+            number = 0
+            before = None
+            for place in self._groups[group]:
+                call = self._calls[place]
+                number += before is not None and call != before
+                before = call
+                numbers.append(number)
+        return {"item_append": numbers} if any(numbers) else {}
 
 
 class Arrays(msgspec.Struct, frozen=True):

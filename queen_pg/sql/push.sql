@@ -8,6 +8,9 @@
 -- A call's messages come as arrays in the order of their groups; a group is the call's share for one
 -- partition: its queue and name, and the partition's id, or null when it did not exist as the call began. Groups
 -- are in the order of their locks: by id, then those without one by name.
+--
+-- A group is one append, whose messages share a stamp, unless item_append says that it holds those of several calls,
+-- one after the other: then it numbers them, from 0 in each group, and each has a stamp of its own.
 
 -- Append every message, and return for each group its partition, the offset of its first message and the head of its
 -- ids; tail is one for all. The id of a message that brings none is _appended_id(head, its place in the call, tail).
@@ -26,6 +29,7 @@ create or replace function queen._append(
     item_trace_id uuid[],
     item_producer_sub text[],
     item_payload text[],
+    item_append integer[] default null,
     out partition_id bigint[],
     out first_offset bigint[],
     out head text[],
@@ -83,16 +87,25 @@ begin
     tail := lpad(to_hex((random() * 1099511627775)::bigint), 10, '0');
 
     insert into queen.messages (partition_id, message_offset, created_at, id, trace_id, transaction_id, producer_sub, payload)
-    select partition_id[n.item_group], v_base[n.item_group] + n.place, v_stamp[n.item_group], n.message_id, n.trace_id,
+    select partition_id[n.item_group], v_base[n.item_group] + n.place,
+           v_stamp[n.item_group] + coalesce(n.append, 0) * interval '1 microsecond', n.message_id, n.trace_id,
            coalesce(n.transaction_id, n.message_id::text), n.producer_sub, n.payload::json
     from (
-        select i.item_group, i.place, i.transaction_id, i.trace_id, i.producer_sub, i.payload,
+        select i.item_group, i.append, i.place, i.transaction_id, i.trace_id, i.producer_sub, i.payload,
                coalesce(i.message_id, queen._appended_id(head[i.item_group], i.place, tail)) as message_id
-        from unnest(_append.item_group, _append.item_message_id, _append.item_transaction_id,
+        from unnest(_append.item_group, _append.item_append, _append.item_message_id, _append.item_transaction_id,
                     _append.item_trace_id, _append.item_producer_sub, _append.item_payload)
-             with ordinality i (item_group, message_id, transaction_id, trace_id, producer_sub, payload, place)
+             with ordinality i (item_group, append, message_id, transaction_id, trace_id, producer_sub, payload, place)
         offset 0
     ) n;
+    if _append.item_append is not null then
+        update queen.partitions p
+        set last_append_at = p.last_append_at + u.append * interval '1 microsecond'
+        from (select i.item_group, max(i.append) as append
+              from unnest(_append.item_group, _append.item_append) i (item_group, append)
+              group by i.item_group) u
+        where p.id = partition_id[u.item_group] and u.append > 0;
+    end if;
 
     -- The hints of the queues' consumer groups, written even where that changes nothing: an ack that has judged the
     -- partition drained must meet this row changed, and judge again.
@@ -117,7 +130,7 @@ end;
 $$;
 
 comment on function queen._append(
-    integer, text[], text[], bigint[], integer[], integer[], integer[], uuid[], text[], uuid[], text[], text[]
+    integer, text[], text[], bigint[], integer[], integer[], integer[], uuid[], text[], uuid[], text[], text[], integer[]
 ) is 'Append messages to their partitions; partitions and queues that do not exist are created.';
 
 create or replace function queen._append_items(
@@ -130,7 +143,8 @@ create or replace function queen._append_items(
     item_transaction_id text[],
     item_trace_id uuid[],
     item_producer_sub text[],
-    item_payload text[]
+    item_payload text[],
+    item_append integer[] default null
 ) returns table (item integer, message_id uuid, message_offset bigint)
 language plpgsql as $$
 #variable_conflict use_column
@@ -153,13 +167,13 @@ begin
     from queen._append(_append_items.tenant, _append_items.group_queue, _append_items.group_partition,
                        _append_items.group_partition_id, v_first, v_size, _append_items.item_group,
                        _append_items.item_message_id, _append_items.item_transaction_id, _append_items.item_trace_id,
-                       _append_items.item_producer_sub, _append_items.item_payload) a,
+                       _append_items.item_producer_sub, _append_items.item_payload, _append_items.item_append) a,
          unnest(_append_items.item_group, _append_items.item_message_id) with ordinality n (item_group, message_id, place)
     order by n.place;
 end;
 $$;
 
-comment on function queen._append_items(integer, text[], text[], bigint[], integer[], uuid[], text[], uuid[], text[], text[]) is
+comment on function queen._append_items(integer, text[], text[], bigint[], integer[], uuid[], text[], uuid[], text[], text[], integer[]) is
     'Append messages, and return the id and offset of each.';
 
 -- A new partition is inserted as this append leaves it, so that a step which creates one reads nothing.
@@ -298,6 +312,7 @@ create or replace function queen._append_chosen(
     item_trace_id uuid[],
     item_producer_sub text[],
     item_payload text[],
+    item_append integer[],
     chosen integer[]
 ) returns table (item integer, message_id uuid, message_offset bigint)
 language plpgsql as $$
@@ -310,14 +325,17 @@ declare
     v_trace_id uuid[];
     v_producer_sub text[];
     v_payload text[];
+    v_append integer[];
 begin
     select array_agg(i.item_group order by i.item), array_agg(_append_chosen.group_partition_id[i.item_group] order by i.item),
            array_agg(i.message_id order by i.item), array_agg(i.transaction_id order by i.item),
-           array_agg(i.trace_id order by i.item), array_agg(i.producer_sub order by i.item), array_agg(i.payload order by i.item)
-    into v_group, v_partition_id, v_message_id, v_transaction_id, v_trace_id, v_producer_sub, v_payload
+           array_agg(i.trace_id order by i.item), array_agg(i.producer_sub order by i.item), array_agg(i.payload order by i.item),
+           array_agg(i.append order by i.item)
+    into v_group, v_partition_id, v_message_id, v_transaction_id, v_trace_id, v_producer_sub, v_payload, v_append
     from unnest(_append_chosen.item_group, _append_chosen.item_message_id, _append_chosen.item_transaction_id,
-                _append_chosen.item_trace_id, _append_chosen.item_producer_sub, _append_chosen.item_payload)
-         with ordinality i (item_group, message_id, transaction_id, trace_id, producer_sub, payload, item)
+                _append_chosen.item_trace_id, _append_chosen.item_producer_sub, _append_chosen.item_payload,
+                _append_chosen.item_append)
+         with ordinality i (item_group, message_id, transaction_id, trace_id, producer_sub, payload, append, item)
     where i.item = any(_append_chosen.chosen);
     perform queen._demote_repeats(v_partition_id, v_transaction_id);
 
@@ -325,11 +343,11 @@ begin
     select a.item, a.message_id, a.message_offset
     from queen._append_items(_append_chosen.tenant, _append_chosen.group_queue, _append_chosen.group_partition,
                              _append_chosen.group_partition_id, v_group, v_message_id, v_transaction_id, v_trace_id,
-                             v_producer_sub, v_payload) a;
+                             v_producer_sub, v_payload, case when _append_chosen.item_append is not null then v_append end) a;
 end;
 $$;
 
-comment on function queen._append_chosen(integer, text[], text[], bigint[], integer[], uuid[], text[], uuid[], text[], text[], integer[]) is
+comment on function queen._append_chosen(integer, text[], text[], bigint[], integer[], uuid[], text[], uuid[], text[], text[], integer[], integer[]) is
     'Append the chosen items of a call that has been searched for duplicates.';
 
 -- One push call. Optimistic unless careful: a duplicate then raises unique_violation and the call is to be
@@ -345,7 +363,8 @@ create or replace function queen._push(
     item_trace_id uuid[],
     item_producer_sub text[],
     item_payload text[],
-    careful boolean
+    careful boolean,
+    item_append integer[] default null
 ) returns table (item integer, status text, message_id uuid, message_offset bigint)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -366,7 +385,7 @@ begin
         select a.item, 'queued', a.message_id, a.message_offset
         from queen._append_items(_push.tenant, _push.group_queue, _push.group_partition, _push.group_partition_id,
                                  _push.item_group, _push.item_message_id, _push.item_transaction_id,
-                                 _push.item_trace_id, _push.item_producer_sub, _push.item_payload) a;
+                                 _push.item_trace_id, _push.item_producer_sub, _push.item_payload, _push.item_append) a;
         return;
     end if;
 
@@ -381,7 +400,8 @@ begin
             select f.item, a.message_id, a.message_offset
             from queen._append_chosen(_push.tenant, _push.group_queue, _push.group_partition, _push.group_partition_id,
                                     _push.item_group, _push.item_message_id, _push.item_transaction_id,
-                                    _push.item_trace_id, _push.item_producer_sub, _push.item_payload, v_fresh) a
+                                    _push.item_trace_id, _push.item_producer_sub, _push.item_payload,
+                                    _push.item_append, v_fresh) a
             join unnest(v_fresh) with ordinality f (item, place) on f.place = a.item
         loop
             v_id[v_row.item] := v_row.message_id;
@@ -399,5 +419,5 @@ begin
 end;
 $$;
 
-comment on function queen._push(integer, text[], text[], bigint[], integer[], uuid[], text[], uuid[], text[], text[], boolean) is
+comment on function queen._push(integer, text[], text[], bigint[], integer[], uuid[], text[], uuid[], text[], text[], boolean, integer[]) is
     'One push call of the broker: each message is queued, or a duplicate of a stored or an earlier one.';
