@@ -375,7 +375,10 @@ class Conveyor:
     async def _carry_pushes(self, parts: Sequence[_Part]) -> list[list[PushResult]]:
         tenant = parts[0].tenant
         deadline = max(part.deadline for part in parts)
-        batch = Batch([item for part in parts for item in part.items])
+        batch = Batch(
+            [item for part in parts for item in part.items],
+            [number for number, part in enumerate(parts) for _ in part.items],
+        )
         careful = False
 
         async def attempt() -> list[PushResult]:
