@@ -22,9 +22,10 @@ PARTITIONS_MAX = 64
 BATCH_DEFAULT = 200
 # The lease of a discovery pop that names none: not the queues' own (data-plane 4.1).
 DISCOVERY_LEASE_SECONDS = 60
-# How many partitions one look at the queue seeds for a new group, and at most how many looks.
+# How many partitions are seeded at a time for a new group.
 SEED_BATCH = 1000
-SEED_ROUNDS_MAX = 20
+# How often at most one round looks for candidates, because of wrong hints or a long seeding.
+LOOKS_MAX = 20
 # Candidates lost to other claims are looked for again at once, so many times.
 CLAIM_ROUNDS_MAX = 3
 
@@ -337,8 +338,14 @@ async def _find(
     deadline: float,
 ) -> list[asyncpg.Record]:
     """Return what may be claimed now; correct the hints that were wrong, seed what is new."""
-    seeding = group["seeding"]
-    for looks in range(SEED_ROUNDS_MAX):
+    seeding = group["seeding"] and source.partition is None
+    for _ in range(LOOKS_MAX):
+        if seeding:
+            # Before the look: what is found there must not keep the rest from being seeded.
+            [seeded] = await db.read(
+                "_seed_ready", deadline=deadline, group_id=group["group_id"], batch_max=SEED_BATCH
+            )
+            seeding = seeded[0] > 0
         rows = await db.read(
             "_candidates",
             deadline=deadline,
@@ -369,18 +376,9 @@ async def _find(
                 ready_at=[row["ready_at"] for row in wrong],
                 lease_id=[row["lease_id"] for row in wrong],
             )
-        if found:
+        # Right hints may stand behind the wrong ones.
+        if found or not (wrong or seeding):
             return found
-        if wrong:
-            # Right hints may stand behind the wrong ones.
-            continue
-        if not seeding or looks == SEED_ROUNDS_MAX - 1:
-            break
-        [seeded] = await db.read(
-            "_seed_ready", deadline=deadline, group_id=group["group_id"], batch_max=SEED_BATCH
-        )
-        if not seeded[0]:
-            break
     return []
 
 

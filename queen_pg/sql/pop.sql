@@ -71,7 +71,8 @@ comment on function queen._register_group(integer, text, text, boolean, text, ti
 -- Seeding: a new group has no hints for what was pushed before it existed. Each call walks on over the queue's
 -- partitions, by name, and enters those that hold messages; pops call it while it has work. A push that was
 -- under way as the group was registered may have missed the group, so there is a second walk once every
--- transaction that was open then has ended. Whatever even that misses, the sweep finds (ready.sql).
+-- transaction that was writing during the first has ended, and those that were about to have had a second to begin.
+-- Whatever even that misses, the sweep finds (ready.sql).
 create or replace function queen._seed_ready(group_id bigint, batch_max integer) returns integer
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -88,13 +89,16 @@ begin
     end if;
     if v_group.seed_after is null then
         if v_group.registered_xid is null
-           or v_group.registered_xid >= pg_snapshot_xmin(pg_current_snapshot())
-           or v_group.registered_at > clock_timestamp() - interval '1 second'
+           or v_group.registered_xid > pg_snapshot_xmin(pg_current_snapshot())
+           or v_group.registered_at > queen.now() - interval '1 second'
         then
             return 0;
         end if;
         v_group.seed_after := '';
         v_group.registered_xid := null;
+    elsif v_group.registered_xid is not null then
+        -- The group is visible since before this snapshot: who has not begun to write yet will see it.
+        v_group.registered_xid := pg_snapshot_xmax(pg_current_snapshot());
     end if;
 
     select w.last_name, w.seen into v_last_name, v_seen

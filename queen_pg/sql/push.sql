@@ -108,7 +108,7 @@ begin
     end if;
 
     -- The hints of the queues' consumer groups, written even where that changes nothing: an ack that has judged the
-    -- partition drained must meet this row changed, and judge again.
+    -- partition drained must meet this row changed, and judge again. A stamp may lie ahead of a clock that was set back.
     select array_agg(q.id) as queue_id, array_agg(c.id) as group_id,
            array_agg(make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0))) as delay
     into v_reader
@@ -117,7 +117,7 @@ begin
     join queen.consumer_groups c on c.queue_id = q.id;
     if v_reader.group_id is not null then
         insert into queen.ready (group_id, partition_id, ready_at, next_offset)
-        select r.group_id, u.id, u.stamp + r.delay, u.next_offset
+        select r.group_id, u.id, least(u.stamp, v_now) + r.delay, u.next_offset
         from unnest(v_reader.queue_id, v_reader.group_id, v_reader.delay) r (queue_id, group_id, delay)
         join unnest(partition_id, v_queue_id, v_next, v_stamp, _append.group_size) u (id, queue_id, next_offset, stamp, size)
              on u.queue_id = r.queue_id and u.size > 0

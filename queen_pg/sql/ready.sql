@@ -34,11 +34,13 @@ language sql volatile as $$
         from walked w
         join queen.consumer_groups g on g.id = _walk_ready.group_id
         left join queen.ready r on r.group_id = g.id and r.partition_id = w.id
+        left join queen.cursors c on c.group_id = g.id and c.partition_id = w.id
         where w.next_offset > coalesce(r.next_offset, 0)
-          -- What is older than the subscription is not for this group.
-          and w.last_append_at >= case g.subscription_mode when 'new' then coalesce(g.registered_at, '-infinity')
-                                                           when 'from' then g.subscription_from
-                                                           else '-infinity' end
+          -- What is older than the subscription is not for a group that has no cursor there yet.
+          and (c.partition_id is not null
+               or w.last_append_at >= case g.subscription_mode when 'new' then coalesce(g.registered_at, '-infinity')
+                                                               when 'from' then g.subscription_from
+                                                               else '-infinity' end)
         order by w.id
         on conflict (group_id, partition_id) do update
         set next_offset = greatest(ready.next_offset, excluded.next_offset),
