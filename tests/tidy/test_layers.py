@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "queen_pg"
 
 FLOORS = (
-    {"config", "errors", "frames", "telemetry"},
+    {"client", "config", "errors", "frames", "telemetry"},
     {"limits", "sql"},
     {"leader"},
     {"database", "embedded", "migrate"},
@@ -47,7 +47,7 @@ LIBRARIES = {
     "click": {"cli", "log"},
     "granian": {"serve"},
     "litestar": {"routes", "app"},
-    "sqlalchemy": {"migrate"},
+    "sqlalchemy": {"client", "migrate"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
