@@ -157,7 +157,7 @@ begin
     lease_time_seconds := greatest(v_queue.lease_time_seconds, 1);
 
     for v_row in
-        select p.id, p.name, p.next_offset, p.log_start_offset, p.last_append_at, r.ready_at, c.group_id as cursor_group_id,
+        select p.id, p.name, p.next_offset, p.log_start_offset, p.last_append_at, r.ready_at, r.held, c.group_id as cursor_group_id,
                c.committed_offset, c.lease_id, c.lease_expires_at
         from queen._ready_partitions(_candidates.queue_id, _candidates.group_id, _candidates.partition, v_now,
                                      _candidates.partition_max * 2 + 16) r
@@ -182,7 +182,11 @@ begin
         start_offset := v_start;
         v_tail := v_row.next_offset;
 
-        if v_row.lease_id is not null and v_row.lease_expires_at > v_now then
+        if v_row.held then
+            ready_at := v_now;
+            return next;
+            continue;
+        elsif v_row.lease_id is not null and v_row.lease_expires_at > v_now then
             ready_at := v_row.lease_expires_at;
             lease_id := v_row.lease_id;
             return next;
@@ -250,23 +254,22 @@ $$;
 comment on function queen._held(xid) is 'Whether the transaction of a row''s xmax goes on.';
 
 -- A hint that somebody holds is passed over: a claim would wait for it, and with it whatever else it claims. An application
--- that has pushed to a partition holds it until its own transaction ends.
+-- that has pushed to a partition holds it until its own transaction ends. A partition named is returned even so.
 create or replace function queen._ready_partitions(
     queue_id bigint, group_id bigint, partition text, moment timestamptz, partition_max integer
-) returns table (partition_id bigint, ready_at timestamptz, place bigint)
+) returns table (partition_id bigint, ready_at timestamptz, held boolean, place bigint)
 language plpgsql stable as $$
 #variable_conflict use_column
 begin
     if _ready_partitions.partition is not null then
         return query
-        select p.id, null::timestamptz, 1::bigint
+        select p.id, null::timestamptz, queen._held(coalesce(r.xmax, '0'::xid)), 1::bigint
         from queen.partitions p
         left join queen.ready r on r.group_id = _ready_partitions.group_id and r.partition_id = p.id
-        where p.queue_id = _ready_partitions.queue_id and p.name = _ready_partitions.partition
-          and not queen._held(coalesce(r.xmax, '0'::xid));
+        where p.queue_id = _ready_partitions.queue_id and p.name = _ready_partitions.partition;
     else
         return query
-        select r.partition_id, r.ready_at, row_number() over (order by r.ready_at)
+        select r.partition_id, r.ready_at, false, row_number() over (order by r.ready_at)
         from queen.ready r
         where r.group_id = _ready_partitions.group_id
           and r.ready_at <= _ready_partitions.moment and r.ready_at < 'infinity'

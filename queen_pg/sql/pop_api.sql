@@ -58,11 +58,16 @@ language plpgsql as $$
 #variable_conflict use_column
 declare
     v_budget integer := _propose.message_max;
+    v_seeding boolean := _propose.seeding and _propose.partition is null;
     v_wrong boolean;
     v_row record;
 begin
     for v_look in 1 .. 20 loop
         v_wrong := false;
+        -- Before the look: what is found there must not keep the rest from being seeded.
+        if v_seeding then
+            v_seeding := queen._seed_ready(_propose.group_id, 1000) > 0;
+        end if;
         for v_row in
             select c.*
             from queen._candidates(_propose.queue_id, _propose.group_id, _propose.partition, _propose.subscription_mode,
@@ -70,6 +75,12 @@ begin
         loop
             if v_row.end_offset is null then
                 v_wrong := true;
+                -- Where a group without a subscription begins, its next pop is to find it beginning (data-plane 4.8-2).
+                if _propose.partition is not null and _propose.subscription_mode <> 'all' and not v_row.cursor_exists
+                   and exists (select from queen.consumer_groups g where g.id = _propose.group_id and g.registered_at is null)
+                then
+                    perform queen._place_cursor(v_row.partition_id, _propose.group_id, v_row.committed_offset);
+                end if;
                 continue;
             end if;
             continue when v_budget <= 0;
@@ -90,17 +101,14 @@ begin
             end if;
             return next;
         end loop;
-        exit when v_budget < _propose.message_max;
+        exit when v_budget < _propose.message_max or _propose.partition is not null or not (v_wrong or v_seeding);
 
-        if v_wrong and _propose.partition is null then
-            perform queen._rearm(_propose.group_id, array_agg(c.partition_id), array_agg(c.next_offset), array_agg(c.ready_at),
-                                 array_agg(c.lease_id), min(c.moment))
+        if v_wrong then
+            perform queen._rearm(_propose.group_id, array_agg(c.partition_id), array_agg(c.next_offset), array_agg(c.hinted_at),
+                                 array_agg(c.ready_at), array_agg(c.lease_id))
             from queen._candidates(_propose.queue_id, _propose.group_id, null, _propose.subscription_mode,
                                    _propose.subscription_from, _propose.conflated, _propose.message_max, _propose.partition_max) c
             where c.end_offset is null;
-        else
-            exit when not _propose.seeding or _propose.partition is not null
-                or queen._seed_ready(_propose.group_id, 1000) = 0;
         end if;
     end loop;
 end;

@@ -136,7 +136,7 @@ begin
             coalesce(_push_one.transaction_id, message_id::text), _push_one.payload);
 
     insert into queen.ready (group_id, partition_id, ready_at, next_offset)
-    select g.id, v_held.id, v_stamp + v_held.hold, message_offset + 1
+    select g.id, v_held.id, least(v_stamp, v_now) + v_held.hold, message_offset + 1
     from queen.consumer_groups g
     where g.queue_id = v_held.queue_id
     order by g.id

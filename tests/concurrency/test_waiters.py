@@ -251,3 +251,17 @@ async def test_closing_answers_every_parked_pop(one: Process) -> None:
     ]
     await one.waiters.close()
     assert [(await soon(task)).claims for task in tasks] == [[], [], []]
+
+
+async def test_a_partition_that_somebody_is_pushing_to_does_not_look_unborn(
+    one: Process, session: asyncpg.Connection
+) -> None:
+    """data-plane 4.8-2: a group that starts with what is new is not given the old."""
+    await one.push([one.item("mail", "other"), one.item("mail", "p")])
+    new = {"consumer_group": "g", "subscription_mode": "new"}
+    await one.pop("mail", partition="other", **new)
+    await one.push_one("mail", "p")
+    async with session.transaction():
+        await session.execute("select queen.push('mail', '{}', 'p')")
+        task = await parked(one, "mail", partition="p", **new)
+    assert offsets(await soon(task)) == [2]
