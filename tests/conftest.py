@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import asyncpg
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from queen_pg.config import Settings
 from queen_pg.database import Database
@@ -12,6 +13,10 @@ from tests.support import server as servers
 from tests.support.broker import Broker
 from tests.support.database import Databases
 from tests.support.server import Server
+
+# How fast examples are made says something of the machine, and nothing of the code.
+settings.register_profile("queen", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("queen")
 
 
 @pytest.fixture(scope="session")

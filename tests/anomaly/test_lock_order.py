@@ -47,6 +47,16 @@ LINGER_IN = {
     "_transaction": "v_judged := queen._judge_acks(",
 }
 
+# How a firing takes its partitions before its timers.
+HELD_PARTITIONS = """v_held := array(
+        select p.id
+        from queen.partitions p
+        where p.id = any(_timers_fire.partition_id)
+        order by p.id
+        for no key update skip locked
+    );
+    if v_held = '{}' then"""
+
 NAMES = [f"entity-{number:02d}" for number in range(ROWS)]
 
 
@@ -220,13 +230,20 @@ async def test_crosswise_steps_all_commit_and_none_is_deadlocked(
         (
             pushes,
             "_append",
-            "from unnest(v_id, v_size) with ordinality u (id, size, place)",
-            "from (select * from unnest(v_id, v_size) with ordinality r (id, size, place)"
+            "from unnest(_append.group_partition_id, _append.group_first, _append.group_size)"
+            " with ordinality u (id, first, size, place)",
+            "from (select * from unnest(_append.group_partition_id, _append.group_first,"
+            " _append.group_size) with ordinality r (id, first, size, place)"
             " order by random()) u",
         ),
         (keys, "_kv_in_order", "order by o.operation", "order by random(), o.operation"),
         (timers, "_timers_apply", "order by o.operation", "order by random(), o.operation"),
-        (firing, "_timers_fire", "where p.id = any(_timers_fire.partition_id)", "where false"),
+        (
+            firing,
+            "_timers_fire",
+            HELD_PARTITIONS,
+            "v_held := _timers_fire.partition_id; if false then",
+        ),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

@@ -61,6 +61,7 @@ HINTS = {
 
 # Written for READ COMMITTED: they keep hints, sweep what is dead, or wait for steps under way.
 AT_READ_COMMITTED = {
+    "_claimable",
     "_delete_queue",
     "_kv_sweep",
     "_next_ready",

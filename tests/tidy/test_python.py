@@ -11,9 +11,16 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "queen_pg"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# The door itself, the applications' door, the migrations' door, the first words to a server that has
-# no schema yet, and the statements of replication, none of which takes parameters.
-MAY_HOLD_SQL = {"database.py", "client.py", "migrate.py", "embedded.py", "log/statement.py"}
+# The door itself, the applications' door, the migrations' door, the first words to a server without
+# a schema, the statements of replication, and what it tells people to grant.
+MAY_HOLD_SQL = {
+    "database.py",
+    "client.py",
+    "migrate.py",
+    "embedded.py",
+    "log/statement.py",
+    "log/replica.py",
+}
 
 SQL = re.compile(
     r"\s*(select\s|insert\s+into\s|update\s+\S+\s+set\s|delete\s+from\s|with\s+\w+\s+as\s*\(|"
