@@ -97,8 +97,8 @@ begin
         v_group.seed_after := '';
         v_group.registered_xid := null;
     elsif v_group.registered_xid is not null then
-        -- The group is visible since before this snapshot: who has not begun to write yet will see it.
-        v_group.registered_xid := pg_snapshot_xmax(pg_current_snapshot());
+        -- The group is visible already: whoever begins to write after this transaction sees it.
+        v_group.registered_xid := pg_current_xact_id();
     end if;
 
     select w.last_name, w.seen into v_last_name, v_seen

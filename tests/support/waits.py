@@ -19,3 +19,10 @@ async def until_blocked(holder: asyncpg.Connection) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
         while not await holder.fetchval(BLOCKED):
             await asyncio.sleep(LOOK_SECONDS)
+
+
+async def until(session: asyncpg.Connection, condition: str) -> None:
+    """Return once a query answers true."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not await session.fetchval(condition):
+            await asyncio.sleep(LOOK_SECONDS)
