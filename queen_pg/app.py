@@ -9,13 +9,16 @@ from litestar import Litestar
 from litestar.openapi import OpenAPIConfig
 
 from queen_pg import __version__
+from queen_pg.broker import epoch
 from queen_pg.broker import retention as broker
 from queen_pg.broker.rate import Rates
 from queen_pg.broker.retention import Walk
 from queen_pg.config import Settings
 from queen_pg.conveyor import Conveyor
 from queen_pg.database import Database
+from queen_pg.leader import hosts
 from queen_pg.listener import Listener
+from queen_pg.log.standby import Mover
 from queen_pg.routes import ROUTES, wire
 from queen_pg.scheduler import Scheduler, Sweep
 from queen_pg.wakeup import Waiters
@@ -23,6 +26,9 @@ from queen_pg.wakeup import Waiters
 # Both look at a bounded number of partitions, and what they look for is rare.
 CLEAN_UP_SECONDS = 5.0
 HINTS_SECONDS = 1.0
+# A slot that stands by keeps as much of the log as is written in between.
+STANDBY_SECONDS = 5.0
+MEASURE_SECONDS = 10.0
 
 
 class Application(Litestar):
@@ -46,6 +52,7 @@ def create_app(settings: Settings) -> Litestar:
     @contextlib.asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         database = Database(settings)
+        mover = Mover(settings.pg_url or "")
         await database.start()
         try:
             app.state.database = database
@@ -59,7 +66,7 @@ def create_app(settings: Settings) -> Litestar:
                 database,
                 app.state.waiters.pushed,
                 attempts_max=settings.timers_max_attempts,
-                sweeps=sweeps(database, settings),
+                sweeps=[*sweeps(database, settings), *log_sweeps(database, mover, settings)],
             )
             scheduling = asyncio.create_task(app.state.scheduler.run())
             app.state.listener.start()
@@ -67,6 +74,7 @@ def create_app(settings: Settings) -> Litestar:
             await drain(app)
             await scheduling
         finally:
+            mover.close()
             await database.close()
 
     app = Application(
@@ -116,3 +124,14 @@ def sweeps(database: Database, settings: Settings) -> list[Sweep]:
         Sweep("clean-up", CLEAN_UP_SECONDS, clean_up),
         Sweep("hints", HINTS_SECONDS, mend),
     ]
+
+
+def log_sweeps(database: Database, mover: Mover, settings: Settings) -> list[Sweep]:
+    """Return what is done over and over for the replicated log."""
+
+    async def measure() -> None:
+        await epoch.measure(database)
+
+    several = len(hosts(settings.pg_url or "")) > 1
+    moving = [Sweep("standby slots", STANDBY_SECONDS, mover.run)] if several else []
+    return [Sweep("log", MEASURE_SECONDS, measure), *moving]

@@ -66,6 +66,8 @@ def main() -> None:
     """
 
 
+main.add_command(commands.failover)
+main.add_command(commands.log)
 main.add_command(commands.replica)
 
 

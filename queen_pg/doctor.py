@@ -1,15 +1,15 @@
 """`queen-pg doctor`: what a database has, what that costs, and what to set."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Literal
 
 import asyncpg
 import msgspec
 
-from queen_pg import migrate, sql
+from queen_pg import leader, migrate, sql
 from queen_pg.config import Settings
-from queen_pg.leader import leading_url
+from queen_pg.log.slot import slots
 
 Grade = Literal["good", "poor", "bad"]
 Row = Mapping[str, Any]
@@ -33,15 +33,16 @@ class Finding(msgspec.Struct, frozen=True):
 
 async def examine(settings: Settings) -> list[Finding]:
     """Look at the database that the settings name; raise what the driver raises when it is away."""
-    url = await leading_url(settings.pg_url or "")
+    url = await leader.leading_url(settings.pg_url or "")
     connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS)
     try:
         before = time.time()
         row = await connection.fetchrow(sql.read("reads/doctor"))
         middle = (before + time.time()) / 2
+        log = [finding async for finding in _log(connection, row)]
     finally:
         await connection.close()
-    findings = judge(row, middle, settings)
+    findings = [*judge(row, middle, settings), *log]
     if row["may_use_schema"] or not row["installed"]:
         findings.append(_schema(await migrate.state(url)))
     return findings
@@ -170,6 +171,50 @@ def _rights(row: Row, settings: Settings) -> Iterator[Finding]:
             "yes" if row["may_use_schema"] else "no",
             "grant usage on the schema queen to this role",
         )
+
+
+async def _log(connection: asyncpg.Connection, row: Row) -> AsyncIterator[Finding]:
+    """Judge the replicated log: who takes writes, what an answer promises, what slots keep."""
+    seen = await leader.look(connection, "")
+    if not row["may_use_schema"] or not seen.epoch or seen.recovering:
+        return
+    yield _judge(
+        seen.role == "primary",
+        "bad",
+        "role in the log",
+        f"{seen.role}, epoch {seen.epoch}",
+        "this node takes no writes: name every node of the log in QUEEN_PG_URL",
+    )
+    members = await connection.fetch(sql.read("reads/log_members"))
+    followers = [member for member in members if member["name"] not in (None, seen.name)]
+    if followers and seen.role == "primary":
+        quorum = members[0]["quorum"]
+        yield _judge(
+            quorum > 0,
+            "poor",
+            "replication",
+            f"quorum of {quorum}" if quorum else "asynchronous",
+            "an answered step may be lost with the primary: queen-pg replica quorum 1",
+        )
+    found = await slots(connection)
+    if found:
+        yield _judge(
+            found[0].kept_bytes_max >= 0,
+            "poor",
+            "max_slot_wal_keep_size",
+            "no limit" if found[0].kept_bytes_max < 0 else f"{found[0].kept_bytes_max} bytes",
+            "a slot that nobody reads fills the disk: set a limit that leaves room",
+        )
+    for slot in found:
+        lost = slot.wal_status == "lost"
+        if slot.forgotten or lost:
+            yield Finding(
+                "bad",
+                f"slot {slot.name}",
+                "has lost its place" if lost else f"keeps {slot.kept_bytes} bytes",
+                f"nobody reads it ({slot.purpose}): drop it with queen-pg log drop, or bring its"
+                " reader back",
+            )
 
 
 def clock(difference: float) -> Finding:

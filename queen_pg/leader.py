@@ -34,10 +34,14 @@ class NotLeading(ConnectionError):
 
 
 class Sight(msgspec.Struct, frozen=True):
-    """What a server says of itself; `url` names this one host."""
+    """What a server says of itself; `url` names this one host.
+
+    `fenced_by` is the epoch, perhaps only attempted, for which it was fenced.
+    """
 
     url: str
     epoch: int = 0
+    fenced_by: int | None = None
     role: str = "primary"
     name: str | None = None
     recovering: bool = False
@@ -231,6 +235,14 @@ async def connect(url: str, *, pooler: bool = False) -> asyncpg.Connection:
             "default_transaction_read_only": "off",
         },
     )
+
+
+async def require_leader(url: str) -> None:
+    """Raise NotLeading when the one host of a URL takes no writes, or none of several does."""
+    found = await sight(await leading_url(url))
+    if not found.leads:
+        what = "a standby" if found.recovering else found.role
+        raise NotLeading(f"the server is {what}, epoch {found.epoch} of the log: no writes")
 
 
 async def leading_url(url: str) -> str:

@@ -24,6 +24,7 @@ from queen_pg import __version__, migrate
 from queen_pg.app import create_app, drain
 from queen_pg.config import Settings, without_password
 from queen_pg.embedded import EmbeddedError, EmbeddedServer
+from queen_pg.leader import require_leader
 from queen_pg.telemetry import configure_logging, logger
 
 BACKLOG = 1024
@@ -106,6 +107,7 @@ async def _prepare(settings: Settings, stop: asyncio.Event) -> str:
     warned = False
     while not stop.is_set():
         try:
+            await require_leader(url)
             if settings.migrate:
                 state = await migrate.upgrade(url)
             else:

@@ -224,6 +224,7 @@ create table queen.epoch (
     sole        boolean not null default true,
     number      bigint not null default 1,
     role        text not null default 'primary',
+    fenced_by   bigint,
     node        text collate "C",
     changed_at  timestamptz not null default clock_timestamp(),
     constraint epoch_pkey primary key (sole),

@@ -1,10 +1,12 @@
 """What the database at hand is in the replicated log, and how far its followers are (epoch.sql)."""
 
+import asyncio
 from typing import Literal
 
 import msgspec
 
-from queen_pg.database import Database
+from queen_pg.database import DEFAULT_DEADLINE_SECONDS, Database
+from queen_pg.telemetry import LOG_EPOCH, LOG_LAG, LOG_QUORUM, SLOT_KEPT
 
 Mode = Literal["none", "asynchronous", "quorum"]
 
@@ -57,3 +59,18 @@ async def state(db: Database, deadline: float) -> LogState:
             if row["follower"] is not None
         ],
     )
+
+
+async def measure(db: Database) -> None:
+    """Set the gauges that tell of the log and of the slots that keep it."""
+    now = await state(db, asyncio.get_running_loop().time() + DEFAULT_DEADLINE_SECONDS)
+    LOG_EPOCH.set(now.epoch)
+    LOG_QUORUM.set(now.quorum)
+    LOG_LAG.clear()
+    for follower in now.followers:
+        if follower.lag_bytes is not None:
+            LOG_LAG.labels(follower.name).set(follower.lag_bytes)
+    slots = await db.read("_log_slots")
+    SLOT_KEPT.clear()
+    for slot in slots:
+        SLOT_KEPT.labels(slot["name"], int(slot["active"])).set(slot["kept_bytes"])

@@ -1,16 +1,24 @@
-"""The commands `queen-pg replica …`: what an operator says to the nodes of the log."""
+"""The commands `queen-pg replica`, `failover` and `log`: what an operator says to the log."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
+import asyncpg
 import click
 import msgspec
 
+from queen_pg import leader
 from queen_pg.config import Settings, SettingsError
-from queen_pg.leader import UNREACHABLE, parse_address
+from queen_pg.embedded import DATABASE, SUPERUSER, running
+from queen_pg.leader import parse_address
+from queen_pg.log import feed, statement
 from queen_pg.log import promote as promotion
 from queen_pg.log import replica as followers
+from queen_pg.log import slot as slot_module
 from queen_pg.log import status as statuses
+from queen_pg.log.failover import Watcher
 from queen_pg.log.node import Cluster, LogError
 from queen_pg.telemetry import configure_logging
 
@@ -28,9 +36,43 @@ def _with_cluster(work: Callable[[Cluster], Awaitable[None]], *, dry: bool = Fal
         async with Cluster(settings, click.echo, dry=dry) as cluster:
             await work(cluster)
 
+    _run(run())
+
+
+def _with_leader(work: Callable[[asyncpg.Connection], Awaitable[None]]) -> None:
+    """Do the work at the primary, with the role that may replicate."""
+
+    async def run() -> None:
+        settings = Settings.from_env()
+        configure_logging("warning", json=settings.log_json)
+        connection = await leader.connect(await _leading_url(settings))
+        try:
+            await work(connection)
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise LogError(
+                f"{error}; the role needs: alter role … replication, and to own the schema queen."
+                " QUEEN_PG_ADMIN_URL may name another role"
+            ) from error
+        finally:
+            connection.terminate()
+
+    _run(run())
+
+
+async def _leading_url(settings: Settings) -> str:
+    url = settings.pg_admin_url or settings.pg_url
+    if url is not None:
+        return await leader.leading_url(url)
+    endpoint = running(settings.data_folder)
+    if endpoint is None:
+        raise LogError("the bundled server is not running; start `queen-pg serve`")
+    return endpoint.url(SUPERUSER, DATABASE)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
     try:
-        asyncio.run(run())
-    except (LogError, SettingsError, *UNREACHABLE) as error:
+        asyncio.run(work)
+    except (LogError, SettingsError, *leader.UNREACHABLE) as error:
         raise click.ClickException(str(error) or type(error).__name__) from error
 
 
@@ -108,11 +150,12 @@ def promote(name: str | None, accept_loss: bool, dry_run: bool) -> None:
 
 @replica.command("rejoin")
 @click.argument("address", metavar="HOST[:PORT]")
+@click.option("--name", help="What to call the node, where the log has forgotten it.")
 @DRY_RUN
-def rejoin(address: str, dry_run: bool) -> None:
+def rejoin(address: str, name: str | None, dry_run: bool) -> None:
     """Bring a former primary back as a follower, keeping what it has under another name."""
     where = _address(address)
-    _with_cluster(lambda cluster: followers.rejoin(cluster, where), dry=dry_run)
+    _with_cluster(lambda cluster: followers.rejoin(cluster, where, name), dry=dry_run)
 
 
 @replica.command("remove")
@@ -121,3 +164,88 @@ def rejoin(address: str, dry_run: bool) -> None:
 def remove(name: str, dry_run: bool) -> None:
     """Let a follower go; its copy stays, and takes no writes."""
     _with_cluster(lambda cluster: followers.remove(cluster, name), dry=dry_run)
+
+
+@click.command("failover")
+@click.option(
+    "--after",
+    "after_seconds",
+    type=click.FloatRange(min=1),
+    default=10,
+    show_default=True,
+    help="Seconds that the primary must have been gone.",
+)
+@click.option(
+    "--accept-loss", is_flag=True, help="Promote even where answered steps may be lost by it."
+)
+def failover(after_seconds: float, accept_loss: bool) -> None:
+    """Watch the primary, and promote a follower when it has been gone for long enough.
+
+    It acts when more than half of the followers cannot reach the primary either. Where Patroni or
+    a managed service does this already, let it: see docs/replication.md.
+    """
+    settings = Settings.from_env()
+    configure_logging("warning", json=settings.log_json)
+    _run(Watcher(settings, click.echo, after_seconds=after_seconds, accept_loss=accept_loss).run())
+
+
+@click.group("log")
+def log() -> None:
+    """The log as a feed, and the slots that keep it for readers."""
+
+
+@log.command("tail")
+@click.option("--slot", "name", default="queen_tail", show_default=True, help="Whose place to use.")
+@click.option("--create", is_flag=True, help="Make the slot if it is not there, from now on.")
+@click.option("--after", metavar="LSN", help="Begin after the entry with this LSN.")
+@click.option("--follow/--no-follow", default=True, help="Wait for more at the end.")
+def tail(name: str, create: bool, after: str | None, follow: bool) -> None:
+    """Print each committed step as a line of JSON, in the order of the commits.
+
+    The slot keeps the last 1000 entries that were printed (at most 16 MiB of the log), so that a
+    reader that lost lines may ask for them again with --after. Without --after they come again.
+    """
+    try:
+        place = None if after is None else statement.parse_lsn(after)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--after") from None
+
+    async def print_entries(connection: asyncpg.Connection) -> None:
+        if create:
+            await feed.create(connection, name)
+        seen = await leader.look(connection, "")
+        entries = feed.Tail(connection, name, seen.epoch)
+        await entries.begin(place)
+        await entries.run(_print_line, follow=follow)
+
+    _with_leader(print_entries)
+
+
+def _print_line(line: str) -> None:
+    # Flushed before the slot is confirmed.
+    click.echo(line)
+    sys.stdout.flush()
+
+
+@log.command("slots")
+def slots() -> None:
+    """List the logical slots: who reads each, and how much of the log it keeps."""
+
+    async def show(connection: asyncpg.Connection) -> None:
+        for slot in await slot_module.slots(connection):
+            reader = "being read" if slot.active else "read by nobody"
+            lsn = "" if slot.lsn is None else statement.lsn_text(slot.lsn)
+            warning = "; forgotten?" if slot.forgotten else ""
+            click.echo(
+                f"{slot.name:<24}{slot.purpose:<20}{reader}, confirmed {lsn},"
+                f" keeps {slot.kept_bytes} bytes ({slot.wal_status}){warning}"
+            )
+
+    _with_leader(show)
+
+
+@log.command("drop")
+@click.argument("name")
+def drop(name: str) -> None:
+    """Drop a slot, so that the log is not kept for its reader any more."""
+    _with_leader(lambda connection: slot_module.drop(connection, name))

@@ -59,6 +59,7 @@ class Facts(msgspec.Struct, frozen=True):
     tables: list[str]
     published: list[str]
     publishes: bool
+    kept: list[str]
     subscription: str | None
     enabled: bool | None
     subscription_id: int | None
@@ -135,6 +136,15 @@ class Node:
             async with self._turn:
                 await self._execute(text, right)
 
+    async def attempt(self, text: str, seconds: float) -> None:
+        """Try a statement for so long; raise what the driver raises."""
+        async with self._turn:
+            await self._connection.execute(f"set statement_timeout = {round(seconds * 1000)}")
+            try:
+                await _patiently(lambda: self._connection.execute(text))
+            finally:
+                await self._connection.execute("reset statement_timeout")
+
     async def batch(self, texts: Sequence[str], *, right: str = "") -> None:
         """Carry statements out, all or none."""
         self._show("begin")
@@ -182,8 +192,9 @@ class Node:
             await _patiently(lambda: self._connection.execute(text))
         except asyncpg.PostgresError as error:
             if error.sqlstate == INSUFFICIENT_PRIVILEGE and right:
+                needed = right.format(role=self.facts.role, database=self.facts.database)
                 raise LogError(
-                    f"on {self.name}, the role {self.facts.role} needs a right: {right}"
+                    f"on {self.name}, the role {self.facts.role} needs a right: {needed}"
                 ) from error
             raise LogError(f"on {self.name}: {error.message}") from error
 

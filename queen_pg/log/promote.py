@@ -27,7 +27,11 @@ async def promote(cluster: Cluster, name: str | None, *, accept_loss: bool) -> N
     started = time.monotonic()
     await cluster.lock()
     primary = cluster.primary
-    if primary is None:
+    if primary is None and (fenced := _given_up(cluster)) is not None:
+        _check_enough(cluster, accept_loss=accept_loss)
+        candidate = _follower(cluster, name) if name else cluster.followers[0]
+        await _hand_over(cluster, fenced, candidate, started)
+    elif primary is None:
         await _take_over(cluster, name, started, accept_loss=accept_loss)
     elif any(node.epoch < primary.epoch for node in cluster.followers):
         await _finish(cluster, primary)
@@ -39,6 +43,20 @@ async def promote(cluster: Cluster, name: str | None, *, accept_loss: bool) -> N
         await _hand_over(cluster, primary, _follower(cluster, name), started)
 
 
+def _given_up(cluster: Cluster) -> Node | None:
+    """Return the primary of a hand-over that was interrupted before anybody else led."""
+    latest = max(node.epoch for node in cluster.nodes)
+    for node in cluster.nodes:
+        if node.sight.role == "fenced" and node.epoch == latest and node.sight.name is not None:
+            return node if cluster.followers else None
+    return None
+
+
+def _next_epoch(cluster: Cluster) -> int:
+    """Return an epoch after every one that a node at hand has heard of."""
+    return 1 + max(max(node.epoch, node.sight.fenced_by or 0) for node in cluster.nodes)
+
+
 def _follower(cluster: Cluster, name: str) -> Node:
     node = cluster.node(name)
     if node is None or node not in cluster.followers:
@@ -48,8 +66,9 @@ def _follower(cluster: Cluster, name: str) -> Node:
 
 async def _hand_over(cluster: Cluster, primary: Node, candidate: Node, started: float) -> None:
     """Let a follower take over from a primary that is there."""
-    epoch = primary.epoch + 1
+    epoch = _next_epoch(cluster)
     others = [node for node in cluster.followers if node is not candidate]
+    await _resume(cluster)
     await primary.run(statement.fence(epoch))
     try:
         await replica.drain(primary)
@@ -67,11 +86,20 @@ async def _hand_over(cluster: Cluster, primary: Node, candidate: Node, started: 
         await _lead(cluster, candidate, epoch, places)
     except BaseException:
         await primary.run(statement.reinstate())
+        await _resume(cluster)
         raise
     _say_led(cluster, candidate, epoch, started)
     if primary.facts.standby_names:
         await replica.enforce(primary, 0, [])
     await _attach_all(cluster, candidate, epoch, [primary, *others], places)
+
+
+async def _resume(cluster: Cluster) -> None:
+    """Let followers go on that a hand-over stopped before it was given up."""
+    for node in cluster.followers:
+        await node.look()
+        if node.facts.subscription is not None and not node.facts.enabled:
+            await node.run(statement.enable(node.facts.subscription))
 
 
 async def _confirmed(primary: Node, follower: Node, end: int) -> bool:
@@ -85,7 +113,7 @@ async def _take_over(
     if not cluster.followers:
         raise LogError("no follower can be reached")
     _check_enough(cluster, accept_loss=accept_loss)
-    epoch = max(node.epoch for node in cluster.nodes) + 1
+    epoch = _next_epoch(cluster)
     for node in cluster.nodes:
         if node.sight.leads:
             await node.run(statement.fence(epoch))
@@ -213,7 +241,7 @@ async def _attach(
     if place is None:
         await replica.fresh_slot(primary, name)
     elif place:
-        await primary.run(statement.advance_slot(statement.slot(name), place))
+        await standby.move(primary, name, place)
     subscription = node.facts.subscription
     await node.batch(
         [

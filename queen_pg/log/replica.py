@@ -6,6 +6,7 @@ the server counts it, and that it does not after, so that a promotion never trus
 """
 
 import asyncio
+import itertools
 import re
 import time
 
@@ -26,16 +27,6 @@ NAME = re.compile(r"[a-z0-9_]{1,48}\Z")
 CONFIRM_SECONDS = 30.0
 DRAIN_SECONDS = 5.0
 PROGRESS_SECONDS = 1.0
-
-RIGHT_TO_REPLICATE = "alter role {role} replication"
-RIGHT_TO_PUBLISH = "grant create on database {database}, and to be the owner of the schema queen"
-RIGHT_TO_SUBSCRIBE = "grant pg_create_subscription to {role}, and create on the database"
-RIGHT_TO_SUBSCRIBE_15 = "to be a superuser (PostgreSQL 15 lets nobody else subscribe)"
-RIGHT_TO_SEE = "grant execute on function pg_replication_origin_progress(text, boolean) to {role}"
-RIGHT_TO_QUORUM = (
-    "grant alter system on parameter synchronous_standby_names to {role};"
-    " grant execute on function pg_reload_conf() to {role}"
-)
 
 
 Address = tuple[str, int]
@@ -70,7 +61,7 @@ async def add(cluster: Cluster, address: Address, naming: Naming = DEFAULT_NAMIN
     await cluster.lock()
     _check_rights(primary, follower)
     await _upgrade(follower)
-    await _register(cluster, primary, follower, name, naming)
+    await _register(cluster, primary, name, address, naming)
     for node in (primary, follower):
         await _publish(node, primary.facts.tables)
     await _subscribe(cluster, primary, follower, name)
@@ -85,6 +76,11 @@ async def _new_follower(cluster: Cluster, primary: Node, address: Address) -> No
         raise LogError(f"{host}:{port} is the primary itself")
     if follower.sight.recovering:
         raise LogError(f"{host}:{port} is a physical standby: it follows as it is")
+    if follower.sight.role == "follower" and follower.epoch < primary.epoch:
+        raise LogError(
+            f"{follower.name} follows an earlier primary; finish that promotion first:"
+            " queen-pg replica promote"
+        )
     if follower.sight.role == "follower" or not follower.facts.installed:
         return follower
     [row] = await follower.fetch("log_holds")
@@ -112,15 +108,17 @@ def _check_rights(primary: Node, follower: Node) -> None:
         if facts.wal_level != "logical":
             missing.append((node, "wal_level = logical, and a restart"))
         if not facts.may_publish:
-            missing.append((node, RIGHT_TO_PUBLISH))
+            missing.append((node, statement.RIGHT_TO_PUBLISH))
         if not facts.may_replicate:
-            missing.append((node, RIGHT_TO_REPLICATE))
+            missing.append((node, statement.RIGHT_TO_REPLICATE))
     facts = follower.facts
     if not facts.may_subscribe:
         old = facts.server_version < 160_000
-        missing.append((follower, RIGHT_TO_SUBSCRIBE_15 if old else RIGHT_TO_SUBSCRIBE))
+        missing.append(
+            (follower, statement.RIGHT_TO_SUBSCRIBE_15 if old else statement.RIGHT_TO_SUBSCRIBE)
+        )
     if not facts.may_see_progress:
-        missing.append((follower, RIGHT_TO_SEE))
+        missing.append((follower, statement.RIGHT_TO_SEE))
     if missing:
         lines = "\n".join(
             f"  on {node.name}: " + right.format(role=node.facts.role, database=node.facts.database)
@@ -140,7 +138,7 @@ async def _upgrade(node: Node) -> None:
 
 
 async def _register(
-    cluster: Cluster, primary: Node, follower: Node, name: str, naming: Naming
+    cluster: Cluster, primary: Node, name: str, address: Address, naming: Naming
 ) -> None:
     """Enter both nodes into the log's table, and name the primary when it is its first follower."""
     host, port = naming.source or (primary.host, primary.port)
@@ -153,7 +151,7 @@ async def _register(
     if own not in cluster.members or naming.source is not None:
         texts.append(statement.enter_node(own, host, port, joined=True))
     if name not in cluster.members:
-        texts.append(statement.enter_node(name, follower.host, follower.port))
+        texts.append(statement.enter_node(name, *address))
     if texts:
         await primary.batch(texts)
     if not cluster.dry:
@@ -164,9 +162,9 @@ async def _publish(node: Node, tables: list[str]) -> None:
     """Have every table of ours in the publication."""
     unpublished = [table for table in tables if table not in node.facts.published]
     if not node.facts.publishes:
-        await node.run(statement.create_publication(tables), right=RIGHT_TO_PUBLISH)
+        await node.run(statement.create_publication(tables), right=statement.RIGHT_TO_PUBLISH)
     elif unpublished:
-        await node.run(statement.extend_publication(unpublished), right=RIGHT_TO_PUBLISH)
+        await node.run(statement.extend_publication(unpublished), right=statement.RIGHT_TO_PUBLISH)
 
 
 async def _subscribe(cluster: Cluster, primary: Node, follower: Node, name: str) -> None:
@@ -195,8 +193,8 @@ async def fresh_slot(primary: Node, name: str) -> None:
     """Keep the log for a follower from here on; what was kept for it before is of no use."""
     slot = statement.slot(name)
     if slot in primary.facts.slots:
-        await primary.run(statement.drop_slot(slot), right=RIGHT_TO_REPLICATE)
-    await primary.run(statement.create_slot(name), right=RIGHT_TO_REPLICATE)
+        await primary.run(statement.drop_slot(slot), right=statement.RIGHT_TO_REPLICATE)
+    await primary.run(statement.create_slot(slot), right=statement.RIGHT_TO_REPLICATE)
 
 
 async def mark_read_only(node: Node, *, on: bool = True) -> None:
@@ -266,7 +264,7 @@ async def set_quorum(cluster: Cluster, size: int) -> None:
     if size > len(names):
         raise LogError(f"there are {len(names)} followers with everything, fewer than {size}")
     if not primary.facts.may_set_quorum:
-        right = RIGHT_TO_QUORUM.format(role=primary.facts.role)
+        right = statement.RIGHT_TO_QUORUM.format(role=primary.facts.role)
         raise LogError(
             f"replication stays asynchronous: on {primary.name}, the role {primary.facts.role} may"
             f" not set synchronous_standby_names. A superuser may allow it ({right}); a managed"
@@ -301,8 +299,8 @@ def joined(cluster: Cluster, primary: Node) -> list[str]:
 
 async def enforce(node: Node, size: int, names: list[str]) -> None:
     """Have a server wait for its followers, and wait until it does."""
-    await node.run(statement.standby_names(size, names), right=RIGHT_TO_QUORUM)
-    await node.run(statement.RELOAD, right=RIGHT_TO_QUORUM)
+    await node.run(statement.standby_names(size, names), right=statement.RIGHT_TO_QUORUM)
+    await node.run(statement.RELOAD, right=statement.RIGHT_TO_QUORUM)
     while not node.dry:
         await node.look()
         if bool(node.facts.standby_names) == bool(size):
@@ -354,19 +352,20 @@ async def drop_slot_of(node: Node, name: str) -> None:
             if row is None or not row["active"]:
                 break
             await asyncio.sleep(POLL_SECONDS)
-    await node.run(statement.drop_slot(slot), right=RIGHT_TO_REPLICATE)
+    await node.run(statement.drop_slot(slot), right=statement.RIGHT_TO_REPLICATE)
 
 
-async def rejoin(cluster: Cluster, address: Address) -> None:
+async def rejoin(cluster: Cluster, address: Address, name: str | None = None) -> None:
     """Bring a former primary back as a follower; what it holds stays under another name."""
     host, port = address
     primary = cluster.require_primary()
     node = await cluster.reach(host, port)
     if node is primary:
         raise LogError(f"{node.name} is the primary")
-    name = node.sight.name or _name_at(cluster, host, port)
+    name = node.sight.name or name or _name_at(cluster, host, port)
     subscription = node.facts.subscription
     if node.sight.role != "follower" and node.facts.installed:
+        _check_rights(primary, node)
         await cluster.lock()
         if node.facts.standby_names:
             # First: nobody follows it, so what it commits would wait for ever.
@@ -377,14 +376,14 @@ async def rejoin(cluster: Cluster, address: Address) -> None:
         for slot in node.facts.slots:
             if slot in {statement.slot(member) for member in cluster.members}:
                 await drop_slot_of(node, slot.removeprefix(statement.slot("")))
-        aside = f"queen_before_epoch_{primary.epoch}"
+        aside = _unused(f"queen_before_epoch_{primary.epoch}", node.facts.kept)
         await node.batch(
             [
                 *(statement.unsubscribe(subscription) if subscription is not None else []),
                 statement.drop_publication(),
                 statement.move_aside(aside),
             ],
-            right="to be the owner of the schema queen, and create on the database",
+            right=statement.RIGHT_TO_PUBLISH,
         )
         cluster.say(
             f"what {node.name} had, and perhaps nobody else, is in its schema {aside};"
@@ -393,6 +392,12 @@ async def rejoin(cluster: Cluster, address: Address) -> None:
         if not cluster.dry:
             await node.look()
     await add(cluster, address, Naming(name))
+
+
+def _unused(name: str, taken: list[str]) -> str:
+    """Return a name like this one that is not taken."""
+    candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def _name_at(cluster: Cluster, host: str, port: int) -> str | None:
@@ -424,9 +429,7 @@ async def drain(node: Node) -> None:
             return
         if clock() >= deadline:
             for row in rows:
-                await node.run(
-                    statement.terminate(row["pid"]), right="grant pg_signal_backend to {role}"
-                )
+                await node.run(statement.terminate(row["pid"]), right=statement.RIGHT_TO_TERMINATE)
             deadline = clock() + DRAIN_SECONDS
         await asyncio.sleep(POLL_SECONDS)
 

@@ -6,21 +6,31 @@ that log since a place where the other had everything before. Two facts make suc
 a follower applies steps in its primary's order, and its own log says of each from which place in
 its primary's log it came.
 
-A slot that nobody moves keeps the log until the disk is full. `advance` moves them, a few seconds
-behind; brokers and `queen-pg failover` call it. A slot that is missing or was given up costs a
-copy at the next promotion, and nothing else.
+A slot that nobody moves keeps the log until the disk is full. Brokers and `queen-pg failover` move
+them (`Mover`), so there are none where the brokers' role may not. A slot that is missing or was
+given up costs a copy at the next promotion, and nothing else.
 """
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import asyncpg
 
-from queen_pg import sql
+from queen_pg import leader, sql
 from queen_pg.log import statement
 from queen_pg.log.node import POLL_SECONDS, Cluster, Node
 
 CATCH_UP_SECONDS = 10.0
+ADVANCE_SECONDS = 30.0
+
+# Somebody else is at the slot, or has moved it further.
+MOVED_BY_OTHERS = (
+    asyncpg.ObjectInUseError,
+    asyncpg.ObjectNotInPrerequisiteStateError,
+    asyncpg.InvalidParameterValueError,
+)
 
 
 async def arrange(cluster: Cluster) -> None:
@@ -33,6 +43,14 @@ async def arrange(cluster: Cluster) -> None:
     names = {node.name for node in followers}
     for node in followers:
         await node.look()
+        movable = await _movable(node)
+        if len(names) > 1 and not movable:
+            cluster.say(
+                f"{node.name} keeps no log for the other followers, so they need a copy once it is"
+                " promoted: the role in QUEEN_PG_URL may not move slots there. It needs: alter role"
+                " … replication; grant execute on function pg_replication_origin_progress(text,"
+                " boolean) to …"
+            )
         wanted = {statement.slot(name) for name in names - {node.name}}
         ours = {statement.slot(name) for name in cluster.members}
         for slot in node.facts.slots:
@@ -40,8 +58,17 @@ async def arrange(cluster: Cluster) -> None:
                 await node.run(statement.drop_slot(slot))
         for other in followers:
             slot = statement.slot(other.name)
-            if slot in wanted and slot not in node.facts.slots and node.facts.may_replicate:
+            if slot in wanted and slot not in node.facts.slots and movable:
                 await _create(node, other)
+
+
+async def _movable(node: Node) -> bool:
+    """Whether brokers, whose role the owner's URL names, may move slots on a node."""
+    role = urlsplit(node.owner_url).username
+    if role is None:
+        return False
+    row = await node.fetchrow("log_movable", unquote(role))
+    return bool(row and row["movable"])
 
 
 async def _create(node: Node, other: Node) -> None:
@@ -69,23 +96,65 @@ async def _reaches(follower: Node, lsn: int) -> bool:
     return True
 
 
-async def advance(followers: Sequence[asyncpg.Connection]) -> None:
-    """Move the slots on followers up to where the others have everything."""
-    # In this order: whatever is in the log before `own` came from before `progress`.
-    places = []
-    for connection in followers:
-        row = await connection.fetchrow(sql.read("reads/log_standby"))
-        if row is not None and row["slots"]:
-            progress = await connection.fetchval(
-                sql.read("reads/log_progress"), row["subscription_id"]
-            )
-            places.append((connection, row, progress))
-    # Only places in one primary's log compare, and an epoch has one.
-    progress_of = {(row["epoch"], row["name"]): progress for _, row, progress in places}
-    for connection, row, progress in places:
-        for name in row["slots"]:
-            if progress_of.get((row["epoch"], name), 0) >= progress > 0:
-                await connection.execute(statement.advance_slot(statement.slot(name), row["own"]))
+class Mover:
+    """Moves the slots on followers up to where the others have everything.
+
+    Any number may do so at once. It needs the right to replicate on every node; without it the
+    slots do not exist (`arrange`).
+    """
+
+    def __init__(self, url: str) -> None:
+        self._urls = leader.hosts(url)
+        self._connections: dict[str, asyncpg.Connection] = {}
+
+    def close(self) -> None:
+        """Close every connection."""
+        for url in self._urls:
+            self._drop(url)
+
+    async def run(self) -> None:
+        """Look at every follower that can be reached, and move what can be moved."""
+        # The followers' own logs first, then how far they are: whatever is in a follower's log
+        # before `own` came from before `progress`.
+        seen = await asyncio.gather(*map(self._look, self._urls))
+        found = [(url, row) for url, row in zip(self._urls, seen, strict=True) if row is not None]
+        # Only places in one primary's log compare, and an epoch has one.
+        progress_of = {(row["epoch"], row["name"]): row["progress"] for _, row in found}
+        for url, row in found:
+            for name in row["slots"]:
+                if progress_of.get((row["epoch"], name), 0) >= row["progress"] > 0:
+                    await self._advance(url, statement.slot(name), row["own"])
+
+    async def _look(self, url: str) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(leader.LOOK_SECONDS):
+                if url not in self._connections:
+                    self._connections[url] = await leader.connect(url)
+                connection = self._connections[url]
+                row = await connection.fetchrow(sql.read("reads/log_standby"))
+                if row is None or not row["slots"]:
+                    return None
+                progress = await connection.fetchval(
+                    sql.read("reads/log_progress"), row["subscription_id"]
+                )
+                return {**row, "progress": progress}
+        except leader.UNREACHABLE:
+            self._drop(url)
+            return None
+
+    async def _advance(self, url: str, slot: str, lsn: int) -> None:
+        try:
+            async with asyncio.timeout(ADVANCE_SECONDS):
+                await self._connections[url].execute(statement.advance_slot(slot, lsn))
+        except MOVED_BY_OTHERS:
+            return
+        except leader.UNREACHABLE:
+            self._drop(url)
+
+    def _drop(self, url: str) -> None:
+        connection = self._connections.pop(url, None)
+        if connection is not None:
+            connection.terminate()
 
 
 async def position(candidate: Node, follower: str, progress: int) -> int | None:
@@ -110,3 +179,13 @@ async def position(candidate: Node, follower: str, progress: int) -> int | None:
         else:
             break
     return found
+
+
+async def move(primary: Node, follower: str, place: int) -> None:
+    """Move a slot up to a place, unless a broker has moved it further meanwhile."""
+    text = statement.advance_slot(statement.slot(follower), place)
+    if primary.dry:
+        primary.show(f"{text};")
+        return
+    with contextlib.suppress(asyncpg.ObjectNotInPrerequisiteStateError):
+        await primary.attempt(text, ADVANCE_SECONDS)

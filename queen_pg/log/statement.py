@@ -6,6 +6,20 @@ A node's subscription, the slot that it reads and its name as a synchronous stan
 from collections.abc import Sequence
 
 PUBLICATION = "queen_log"
+FEED = "queen_feed"
+FEED_TABLES = ("messages", "cursors", "kv", "timers", "partitions", "queues", "consumer_groups")
+
+# What a role needs, in words for whoever may grant it.
+RIGHT_TO_REPLICATE = "alter role {role} replication"
+RIGHT_TO_PUBLISH = "grant create on database {database}, and to be the owner of the schema queen"
+RIGHT_TO_SUBSCRIBE = "grant pg_create_subscription to {role}, and create on the database"
+RIGHT_TO_SUBSCRIBE_15 = "to be a superuser (PostgreSQL 15 lets nobody else subscribe)"
+RIGHT_TO_SEE = "grant execute on function pg_replication_origin_progress(text, boolean) to {role}"
+RIGHT_TO_QUORUM = (
+    "grant alter system on parameter synchronous_standby_names to {role};"
+    " grant execute on function pg_reload_conf() to {role}"
+)
+RIGHT_TO_TERMINATE = "grant pg_signal_backend to {role}"
 
 
 def slot(node: str) -> str:
@@ -33,6 +47,11 @@ def create_publication(tables: Sequence[str]) -> str:
     return f"create publication {PUBLICATION} for table {_tables(tables)}"
 
 
+def create_feed() -> str:
+    """Publish what steps change, and what gives names to it."""
+    return f"create publication {FEED} for table {_tables(FEED_TABLES)}"
+
+
 def extend_publication(tables: Sequence[str]) -> str:
     """Publish the changes of more tables."""
     return f"alter publication {PUBLICATION} add table {_tables(tables)}"
@@ -48,9 +67,9 @@ def empty(tables: Sequence[str]) -> str:
     return f"truncate {_tables(tables)}"
 
 
-def create_slot(node: str) -> str:
-    """Keep the log, from here on, for a follower."""
-    return f"select pg_create_logical_replication_slot({literal(slot(node))}, 'pgoutput')"
+def create_slot(name: str) -> str:
+    """Keep the log, from here on, for whoever reads this slot."""
+    return f"select pg_create_logical_replication_slot({literal(name)}, 'pgoutput')"
 
 
 def draft_slot(name: str) -> str:
@@ -156,7 +175,7 @@ def lead(epoch: int, node: str) -> str:
 
 def reinstate() -> str:
     """Take writes again, after a hand-over that did not come about."""
-    return "update queen.epoch set role = 'primary' where role = 'fenced'"
+    return "update queen.epoch set role = 'primary', fenced_by = null where role = 'fenced'"
 
 
 def retire() -> str:

@@ -169,7 +169,8 @@ def lines(status: Status) -> list[str]:
             parts.append(f"slot {row.slot}")
         if row.synchronous:
             parts.append("counts for the quorum")
-        if row.errors or row.conflicts:
+        # Each connection that was lost counts as an error, too.
+        if row.conflicts or (row.errors and not row.following):
             parts.append(f"{row.errors} errors, {row.conflicts or 0} conflicts: see its log")
         text.append(f"{row.name:<15}{'; '.join(parts)}")
     text += [

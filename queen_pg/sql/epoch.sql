@@ -60,7 +60,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     update queen.epoch e
-    set role = 'fenced', changed_at = clock_timestamp()
+    set role = 'fenced', fenced_by = _fence.number, changed_at = clock_timestamp()
     where e.sole and e.role = 'primary' and e.number < _fence.number;
     return found;
 end;
@@ -72,7 +72,7 @@ comment on function queen._fence(bigint) is
 create or replace function queen._follow(number bigint, node text) returns void
 language sql volatile as $$
     update queen.epoch e
-    set number = _follow.number, role = 'follower', node = _follow.node, changed_at = clock_timestamp()
+    set number = _follow.number, role = 'follower', fenced_by = null, node = _follow.node, changed_at = clock_timestamp()
     where e.sole;
 $$;
 
@@ -85,7 +85,7 @@ create or replace function queen._lead(number bigint, node text) returns void
 language plpgsql as $$
 begin
     update queen.epoch e
-    set number = _lead.number, role = 'primary', node = _lead.node, changed_at = clock_timestamp()
+    set number = _lead.number, role = 'primary', fenced_by = null, node = _lead.node, changed_at = clock_timestamp()
     where e.sole;
 
     perform setval(pg_get_serial_sequence('queen.tenants', 'id'), (select coalesce(max(t.id), 0) + 1000 from queen.tenants t));
@@ -125,3 +125,12 @@ language sql stable as $$
 $$;
 
 comment on function queen._log_state() is 'What this node is in the log, with a row for each follower of a primary.';
+
+create or replace function queen._log_slots() returns table (name text, active boolean, kept_bytes bigint)
+language sql stable as $$
+    select r.slot_name::text, r.active, greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), r.restart_lsn), 0)::bigint
+    from pg_replication_slots r
+    where not pg_is_in_recovery() and r.restart_lsn is not null;
+$$;
+
+comment on function queen._log_slots() is 'The replication slots of this server, and how much of the log each keeps.';

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from queen_pg import migrate
 from queen_pg.log import promote, replica
+from queen_pg.log.node import Cluster, Member
 from tests.support.broker import Broker
 from tests.support.nodes import NAMES, Nodes, three
 
@@ -57,18 +58,33 @@ async def mend(nodes: Nodes) -> None:
         server.link.mend()
         server.start()
     async with nodes.cluster() as cluster:
-        if cluster.primary is None:
+        if cluster.primary is None or any(
+            node.epoch < cluster.primary.epoch for node in cluster.followers
+        ):
             await promote.promote(cluster, None, accept_loss=True)
     for name in NAMES:
         async with nodes.cluster() as cluster:
-            node = cluster.node(name)
-            if node is None:
-                await replica.add(cluster, nodes[name].address, replica.Naming(name))
-            elif node is not cluster.primary:
-                await replica.rejoin(cluster, nodes[name].address)
+            if not _fine(cluster, name):
+                await replica.rejoin(cluster, nodes[name].address, name)
     async with nodes.cluster() as cluster:
-        if cluster.quorum != 1:
+        if cluster.quorum != 1 or not all(
+            member.synchronous for member in cluster.members.values() if _follows(cluster, member)
+        ):
             await replica.set_quorum(cluster, 1)
+
+
+def _follows(cluster: Cluster, member: Member) -> bool:
+    return member.name != cluster.require_primary().name
+
+
+def _fine(cluster: Cluster, name: str) -> bool:
+    """Whether a node leads, or follows with everything."""
+    node = cluster.node(name)
+    if node is None or node is cluster.primary:
+        return node is not None
+    return bool(
+        node.sight.role == "follower" and node.facts.enabled and cluster.members[name].joined
+    )
 
 
 @contextlib.asynccontextmanager

@@ -97,6 +97,7 @@ async def test_a_server_says_what_it_is(conn: asyncpg.Connection) -> None:
     row = await conn.fetchrow(sql.read("reads/node"))
     assert dict(row) == {
         "epoch": 1,
+        "fenced_by": None,
         "role": "primary",
         "name": None,
         "recovering": False,

@@ -6,8 +6,9 @@ import socket
 import threading
 
 CHUNK = 65536
-# A client may ask for TLS first; the message after that names its application, among other things.
-ASK_FOR_TLS_BYTES = 8
+# A client may ask for encryption, in two ways of 8 bytes each; the message after that names its
+# application, among other things.
+ASK_FOR_ENCRYPTION_BYTES = 16
 
 
 class Link:
@@ -35,8 +36,9 @@ class Link:
 
     def mend(self) -> None:
         """Let new connections through; those that lost bytes are ended."""
+        lossy = bool(self._cut)
         self._cut.clear()
-        for one in list(self._pairs):
+        for one in list(self._pairs) if lossy else ():
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
@@ -76,7 +78,7 @@ class Link:
         try:
             data = source.recv(CHUNK)
             client = source if source in self._hello else target
-            if source is client and len(self._hello[client]) <= ASK_FOR_TLS_BYTES:
+            if source is client and len(self._hello[client]) <= ASK_FOR_ENCRYPTION_BYTES:
                 self._hello[client] += data
             if data and not any(word in self._hello[client] for word in self._cut):
                 target.sendall(data)

@@ -72,7 +72,10 @@ class Server:
     async def allow(self) -> None:
         """Grant what replication needs, and hurry the server up."""
         local = urlsplit(self.embedded.superuser_url)._replace(path=f"/{DATABASE}")
-        connection = await asyncpg.connect(f"postgresql://postgres@/{DATABASE}?{local.query}")
+        connection = await asyncpg.connect(
+            f"postgresql://postgres@/{DATABASE}?{local.query}",
+            server_settings={"default_transaction_read_only": "off"},
+        )
         try:
             later = connection.get_server_version().major >= 16
             for text in (*RIGHTS, *(RIGHTS_16 if later else ()), *SETTINGS):

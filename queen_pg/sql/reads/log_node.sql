@@ -1,6 +1,6 @@
 -- What an administrator must know of a node: who it is, what it replicates, and what its role may do.
 select
-    s.system_identifier,
+    c.system_identifier,
     current_database()::text as database,
     current_setting('server_version_num')::integer as server_version,
     current_setting('wal_level') as wal_level,
@@ -13,6 +13,7 @@ select
     array(select t.tablename::text from pg_publication_tables t
           where t.pubname = 'queen_log' and t.schemaname = 'queen' order by 1) as published,
     exists (select from pg_publication p where p.pubname = 'queen_log') as publishes,
+    array(select s.nspname::text from pg_namespace s where s.nspname like 'queen\_before\_%' order by 1) as kept,
     b.subname::text as subscription,
     b.subenabled as enabled,
     b.oid as subscription_id,
@@ -30,7 +31,7 @@ select
     has_parameter_privilege('synchronous_standby_names', 'alter system')
         and has_function_privilege('pg_reload_conf()', 'execute') as may_set_quorum,
     pg_has_role(d.datdba, 'usage') as owns_database
-from pg_control_system() s
+from pg_control_system() c
 cross join pg_database d
 join pg_roles u on u.rolname = current_user
 left join pg_namespace n on n.nspname = 'queen'

@@ -2,6 +2,7 @@
 -- have the same row.
 select
     e.number as epoch,
+    e.fenced_by,
     e.role,
     e.node as name,
     pg_is_in_recovery() as recovering,

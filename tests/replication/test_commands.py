@@ -1,0 +1,369 @@
+"""The commands that build and change a log: shown before, repeated after, interrupted anywhere."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import asyncpg
+import msgspec
+import pytest
+
+from queen_pg import doctor, leader
+from queen_pg.config import Settings
+from queen_pg.database import Database
+from queen_pg.errors import Unavailable
+from queen_pg.log import promote, replica, status
+from queen_pg.log.node import Cluster, LogError, Node
+from tests.replication.conftest import at, mend
+from tests.replication.test_failover import followers, leader_name, same
+from tests.support.nodes import NAMES, PASSWORD, Nodes
+
+ROOT = Path(__file__).parents[2]
+
+
+class Interrupted(Exception):
+    """What an operator's Ctrl-C is to a command."""
+
+
+async def run(nodes: Nodes, *arguments: str) -> tuple[int, str]:
+    """Run a command as an operator does; return its exit code and what it wrote."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "queen_pg", *arguments,
+        cwd=ROOT,
+        env={
+            "PATH": os.defpath,
+            "QUEEN_PG_URL": nodes.settings.pg_url or "",
+            "QUEEN_PG_ADMIN_URL": nodes.settings.pg_admin_url or "",
+        },
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    return process.returncode or 0, output.decode()
+
+
+async def test_status_tells_of_every_node(nodes: Nodes) -> None:
+    code, text = await run(nodes, "replica", "status", "--json")
+    assert code == 0, text
+    found = json.loads(text)
+    assert found["replication"] == "quorum"
+    assert found["quorum"] == 1
+    assert found["wouldBeLost"] == "nothing that was answered"
+    assert {row["name"] for row in found["followers"]} == set(NAMES) - {found["primary"]}
+    for row in found["followers"]:
+        assert row["following"]
+        assert row["synchronous"]
+        assert row["lagBytes"] < 1_000_000
+        assert row["lagSeconds"] < 3
+        assert row["slot"] == "reserved"
+        assert not row["errors"]
+    code, text = await run(nodes, "replica", "status")
+    assert code == 0
+    assert "a step is answered when 1 followers have it on disk too" in text
+
+
+async def test_asynchronous_mode_is_said_everywhere(nodes: Nodes) -> None:
+    async with nodes.cluster() as cluster:
+        await replica.set_quorum(cluster, 0)
+    code, text = await run(nodes, "replica", "status")
+    assert code == 0
+    assert "asynchronous: an answered step may be lost with the primary" in text
+    assert "bytes of the log, answered or not" in text
+    findings = await doctor.examine(nodes.settings)
+    [finding] = [finding for finding in findings if finding.subject == "replication"]
+    assert (finding.grade, finding.value) == ("poor", "asynchronous")
+    database = Database(nodes.settings)
+    await database.start()
+    try:
+        rows = await database.read("_log_state")
+        assert {row["quorum"] for row in rows} == {0}
+    finally:
+        await database.close()
+
+
+async def test_where_the_quorum_cannot_be_set_the_right_is_named(nodes: Nodes) -> None:
+    """A role that is no superuser, on a server that does not let it."""
+    old = await leader_name(nodes)
+    async with at(nodes[old].admin_url) as admin:
+        await admin.execute("revoke alter system on parameter synchronous_standby_names from queen")
+        try:
+            settings = msgspec.structs.replace(nodes.settings, pg_admin_url=None)
+            async with Cluster(settings, nodes.said.append, dry=False) as cluster:
+                with pytest.raises(LogError, match="grant alter system on parameter"):
+                    await replica.set_quorum(cluster, 0)
+                lines = status.lines(await status.status(cluster))
+                assert await _quorum(cluster) == 1
+        finally:
+            await admin.execute(
+                "grant alter system on parameter synchronous_standby_names to queen"
+            )
+    assert any("quorum" in line for line in lines)
+
+
+async def _quorum(cluster: Cluster) -> int:
+    await cluster.refresh()
+    return cluster.quorum
+
+
+async def test_missing_rights_are_named_before_anything_happens(nodes: Nodes) -> None:
+    old = await leader_name(nodes)
+    other = followers(old)[0]
+    async with nodes.cluster() as cluster:
+        await replica.set_quorum(cluster, 0)
+        await replica.remove(cluster, other)
+    async with at(nodes[other].admin_url) as admin:
+        await admin.execute("alter role queen noreplication")
+        await admin.execute(
+            "revoke execute on function pg_replication_origin_progress(text, boolean) from queen"
+        )
+        try:
+            settings = msgspec.structs.replace(nodes.settings, pg_admin_url=None)
+            async with Cluster(settings, nodes.said.append, dry=False) as cluster:
+                with pytest.raises(LogError) as refused:
+                    await replica.rejoin(cluster, nodes[other].address)
+        finally:
+            await nodes[other].allow()
+    assert "alter role queen replication" in str(refused.value)
+    assert "pg_replication_origin_progress" in str(refused.value)
+
+
+async def test_a_dry_run_shows_the_statements_and_changes_nothing(nodes: Nodes) -> None:
+    old = await leader_name(nodes)
+    before = await fingerprint(nodes)
+    other = followers(old)[0]
+    port = str(nodes[other].link.port)
+    for arguments, expected in (
+        (("add", f"127.0.0.1:{port}"), "refresh publication"),
+        (("quorum", "0"), "alter system reset synchronous_standby_names"),
+        (("remove", other), "drop subscription"),
+        (("promote", other), "create subscription"),
+    ):
+        code, text = await run(nodes, "replica", *arguments, "--dry-run")
+        if arguments[0] == "remove":
+            # A quorum of one can do without one of two.
+            assert "ANY 1" in text
+        assert code == 0, text
+        assert expected in text, text
+        assert PASSWORD not in text
+    assert await fingerprint(nodes) == before
+
+
+async def fingerprint(nodes: Nodes) -> list[str]:
+    """Return what administrators' commands may change on every node, as text."""
+    found = []
+    for server in nodes:
+        async with at(server.admin_url) as connection:
+            for query in (
+                "select number, role, node from queen.epoch",
+                "select name, host, port, synchronous, joined_at is not null from queen.nodes",
+                "select size from queen.quorum",
+                "select subname, subenabled, subslotname from pg_subscription",
+                "select slot_name from pg_replication_slots",
+                "select pubname, tablename from pg_publication_tables",
+                "select setting from pg_settings where name = 'synchronous_standby_names'",
+            ):
+                rows = await connection.fetch(f"{query} order by 1")
+                found.append(f"{server.name}: {query}: {[tuple(row) for row in rows]}")
+    return found
+
+
+async def test_commands_repeated_change_nothing(nodes: Nodes) -> None:
+    before = await fingerprint(nodes)
+    old = await leader_name(nodes)
+    for other in followers(old):
+        async with nodes.cluster() as cluster:
+            await replica.add(cluster, nodes[other].address)
+        async with nodes.cluster() as cluster:
+            await replica.rejoin(cluster, nodes[other].address)
+    async with nodes.cluster() as cluster:
+        await replica.set_quorum(cluster, 1)
+        await replica.set_quorum(cluster, 1)
+    async with nodes.cluster() as cluster:
+        await promote.promote(cluster, old, accept_loss=False)
+    assert await fingerprint(nodes) == before
+
+
+async def test_remove_and_add_again(nodes: Nodes) -> None:
+    old = await leader_name(nodes)
+    other, third = followers(old)
+    async with nodes.cluster() as cluster:
+        await replica.remove(cluster, other)
+    async with nodes.cluster() as cluster:
+        await replica.remove(cluster, other)
+    async with at(nodes[other].url) as connection:
+        assert await connection.fetchval("select role from queen.epoch") == "fenced"
+    for node in (old, third):
+        async with at(nodes[node].url) as connection:
+            assert not await connection.fetchval(
+                "select count(*) from pg_replication_slots where slot_name = $1", f"queen_{other}"
+            )
+    async with nodes.cluster() as cluster:
+        with pytest.raises(LogError, match="rejoin"):
+            await replica.add(cluster, nodes[other].address)
+    async with nodes.cluster() as cluster:
+        await replica.set_quorum(cluster, 1)
+        with pytest.raises(LogError, match="lower it first"):
+            await replica.remove(cluster, third)
+    await mend(nodes)
+    await same(nodes, old, other)
+
+
+async def test_a_log_of_two_nodes(nodes: Nodes) -> None:
+    """With one follower a promotion leaves one node, which answers alone and says so."""
+    old = await leader_name(nodes)
+    other, third = followers(old)
+    async with nodes.cluster() as cluster:
+        await replica.remove(cluster, third)
+    async with at(nodes[old].url) as connection:
+        await connection.execute("select queen.push('two', '1')")
+    nodes[old].kill()
+    async with nodes.cluster() as cluster:
+        await promote.promote(cluster, None, accept_loss=False)
+        found = await status.status(cluster)
+    assert found.primary == other
+    assert found.replication == "asynchronous"
+    assert any("no of 1 followers can confirm" in line for line in nodes.said)
+    async with at(nodes[other].url) as connection:
+        await connection.execute("select queen.push('two', '2')", timeout=5)
+        count = await connection.fetchval(
+            "select p.next_offset from queen.partitions p join queen.queues q on q.id = p.queue_id"
+            " where q.name = 'two'"
+        )
+    assert count == 2
+
+
+async def interrupted_everywhere(
+    nodes: Nodes,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[], Awaitable[None]],
+    command: Callable[[Cluster], Awaitable[None]],
+    *,
+    step: int,
+) -> int:
+    """Interrupt a command before its n-th statement, then repeat it; return how often that was."""
+    real = Node._execute
+    left = 0
+
+    async def execute(self: Node, text: str, right: str) -> None:
+        nonlocal left
+        left -= 1
+        # From there on nothing more happens, as when the process is killed.
+        if left <= 0:
+            raise Interrupted(text)
+        await real(self, text, right)
+
+    for place in range(1, 100, step):
+        await prepare()
+        left = place
+        with monkeypatch.context() as patch:
+            patch.setattr(Node, "_execute", execute)
+            try:
+                async with nodes.cluster() as cluster:
+                    await command(cluster)
+                return place
+            except Interrupted:
+                pass
+        async with nodes.cluster() as cluster:
+            await command(cluster)
+    raise AssertionError("the command never came to its end")
+
+
+async def test_add_may_be_interrupted_anywhere(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = await leader_name(nodes)
+    other = followers(old)[0]
+
+    async def prepare() -> None:
+        async with nodes.cluster() as cluster:
+            if other in cluster.members:
+                await replica.remove(cluster, other)
+        async with at(nodes[other].admin_url) as connection:
+            await connection.execute("drop schema queen cascade")
+            await connection.execute("drop publication if exists queen_log")
+
+    async def add(cluster: Cluster) -> None:
+        await replica.add(cluster, nodes[other].address, replica.Naming(other))
+
+    assert await interrupted_everywhere(nodes, monkeypatch, prepare, add, step=3) > 10
+    await same(nodes, old, other)
+
+
+async def test_a_hand_over_may_be_interrupted_anywhere(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hand_over(cluster: Cluster) -> None:
+        await promote.promote(cluster, wanted, accept_loss=False)
+
+    async def prepare() -> None:
+        nonlocal wanted
+        await mend(nodes)
+        wanted = followers(await leader_name(nodes))[0]
+
+    wanted = ""
+    assert await interrupted_everywhere(nodes, monkeypatch, prepare, hand_over, step=5) > 15
+    assert await leader_name(nodes) == wanted
+
+
+async def test_two_administrators_do_not_meet(nodes: Nodes) -> None:
+    async with nodes.cluster() as first, nodes.cluster() as second:
+        await first.lock()
+        with pytest.raises(LogError, match="somebody else"):
+            await second.lock()
+
+
+async def test_a_broker_on_a_follower_alone_finds_no_leader(nodes: Nodes) -> None:
+    other = followers(await leader_name(nodes))[0]
+    database = Database(Settings(pg_url=nodes[other].url))
+    with pytest.raises(Unavailable) as refused:
+        await database.start()
+    assert refused.value.code == "no_leader"
+
+
+async def test_clients_that_choose_by_target_session_attrs_find_the_primary(nodes: Nodes) -> None:
+    """libpq and its like, without a word of ours: followers are read-only by default."""
+    old = await leader_name(nodes)
+    connection = await asyncpg.connect(nodes.url, target_session_attrs="read-write")
+    try:
+        assert await connection.fetchval("select node from queen.epoch") == old
+    finally:
+        await connection.close()
+    assert await leader.leading_url(nodes.url) in nodes[old].url
+
+
+async def test_an_ended_wait_for_the_followers_is_no_answer(nodes: Nodes) -> None:
+    """Whoever cancels a commit's wait makes PostgreSQL answer as if all were well."""
+    old = await leader_name(nodes)
+    for other in followers(old):
+        nodes[old].link.cut(f"queen_{other}".encode())
+    database = Database(Settings(pg_url=nodes[old].url))
+    await database.start()
+    try:
+        loop = asyncio.get_running_loop()
+        write = asyncio.create_task(
+            database.step(
+                "_kv",
+                deadline=loop.time() + 30,
+                tenant=1,
+                operations='[{"op": "put", "ns": "n", "key": "k", "value": 1}]',
+                careful=True,
+            )
+        )
+        async with at(nodes[old].admin_url) as admin:
+            async with asyncio.timeout(10):
+                while not (
+                    waiting := await admin.fetchval(
+                        "select pid from pg_stat_activity where wait_event = 'SyncRep'"
+                    )
+                ):
+                    await asyncio.sleep(0.02)
+            await admin.execute("select pg_cancel_backend($1)", waiting)
+        with pytest.raises(Unavailable) as doubted:
+            await write
+        assert doubted.value.code == "outcome_unknown"
+    finally:
+        nodes[old].link.mend()
+        await database.close()
