@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 T ?= tests
+# Much of a test is waiting: more of them run at once than there are cores.
+JOBS ?= 4
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test faults lint fmt bench migrate
@@ -22,8 +24,8 @@ $(VENV)/.installed: pyproject.toml
 run: install ## run a broker on http://127.0.0.1:6632, with a PostgreSQL of its own
 	$(BIN)/queen-pg serve
 
-test: install ## run the tests; T=tests/sql narrows
-	$(BIN)/python -m pytest $(T)
+test: install ## run the tests, JOBS=4 at a time; T=tests/sql narrows
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(T)
 
 faults: install ## run the whole fault campaign (hours; ARGS="--rounds 1" shortens it)
 	$(BIN)/python -m tests.faults $(ARGS)
