@@ -83,7 +83,7 @@ declare
     v_last_name text;
     v_seen integer;
 begin
-    select g.* into v_group from queen.consumer_groups g where g.id = _seed_ready.group_id for update skip locked;
+    select g.* into v_group from queen.consumer_groups g where g.id = _seed_ready.group_id for no key update skip locked;
     if not found then
         return 0;
     end if;
@@ -233,15 +233,16 @@ $$;
 comment on function queen._candidates(bigint, bigint, text, text, timestamptz, boolean, integer, integer, integer) is
     'Spans that a group may claim now, longest ready first; with a null end_offset, hints to correct.';
 
--- Whether a row's xmax is a transaction that goes on: somebody is changing the row and has not committed. What is
--- beyond the snapshot's end has begun since it was taken.
-create or replace function queen._held(row_xmax xid) returns boolean
+-- Whether somebody else is changing a row and has not committed, by the row's xmin and xmax. An upsert leaves its own
+-- number in both, and whose such a row we see has committed, or is us. What is beyond the snapshot's end has begun
+-- since it was taken.
+create or replace function queen._held(row_xmin xid, row_xmax xid) returns boolean
 language plpgsql stable parallel safe as $$
 declare
     v_next bigint;
     v_distance bigint;
 begin
-    if row_xmax = '0'::xid then
+    if row_xmax = '0'::xid or row_xmax = row_xmin then
         return false;
     end if;
     v_next := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
@@ -251,7 +252,7 @@ begin
 end;
 $$;
 
-comment on function queen._held(xid) is 'Whether the transaction of a row''s xmax goes on.';
+comment on function queen._held(xid, xid) is 'Whether another transaction that goes on has changed the row of this xmin and xmax.';
 
 -- A hint that somebody holds is passed over: a claim would wait for it, and with it whatever else it claims. An application
 -- that has pushed to a partition holds it until its own transaction ends. A partition named is returned even so.
@@ -263,7 +264,7 @@ language plpgsql stable as $$
 begin
     if _ready_partitions.partition is not null then
         return query
-        select p.id, null::timestamptz, queen._held(coalesce(r.xmax, '0'::xid)), 1::bigint
+        select p.id, null::timestamptz, r.xmax is not null and queen._held(r.xmin, r.xmax), 1::bigint
         from queen.partitions p
         left join queen.ready r on r.group_id = _ready_partitions.group_id and r.partition_id = p.id
         where p.queue_id = _ready_partitions.queue_id and p.name = _ready_partitions.partition;
@@ -273,7 +274,7 @@ begin
         from queen.ready r
         where r.group_id = _ready_partitions.group_id
           and r.ready_at <= _ready_partitions.moment and r.ready_at < 'infinity'
-          and not queen._held(r.xmax)
+          and not queen._held(r.xmin, r.xmax)
         order by r.ready_at
         limit _ready_partitions.partition_max;
     end if;
