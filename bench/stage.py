@@ -177,7 +177,7 @@ class Broker:
 
     def metrics(self) -> dict[str, float]:
         """Return the broker's own counters, or nothing where it does not show them."""
-        response = exchange(self.address, request("GET", "/metrics"))
+        response = exchange(self.address, request("GET", "/metrics/prometheus"))
         if response.status != 200:
             return {}
         samples = {}

@@ -11,6 +11,7 @@ from litestar.openapi import OpenAPIConfig
 from queen_pg import __version__
 from queen_pg.broker import epoch
 from queen_pg.broker import retention as broker
+from queen_pg.broker.delivery import Deliveries
 from queen_pg.broker.rate import Rates
 from queen_pg.broker.retention import Walk
 from queen_pg.config import Settings
@@ -60,8 +61,11 @@ def create_app(settings: Settings) -> Litestar:
             app.state.listener = Listener(settings, app.state.waiters)
             app.state.waiters.others = app.state.listener
             app.state.rates = Rates(settings)
-            app.state.conveyor = Conveyor(database, settings)
+            deliveries = Deliveries()
+            app.state.conveyor = Conveyor(database, settings, deliveries)
             await app.state.conveyor.start()
+            app.state.waiters.claimer = app.state.conveyor.claim
+            app.state.waiters.deliveries = deliveries
             app.state.scheduler = Scheduler(
                 database,
                 app.state.waiters.pushed,

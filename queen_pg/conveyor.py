@@ -1,4 +1,4 @@
-"""The conveyor: concurrent calls of one kind share a transaction.
+"""The conveyor: concurrent pushes, acks and claims share transactions, each kind its own.
 
 Commits decide what a broker on PostgreSQL can carry, so while one transaction runs, whatever
 arrives waits and goes together in the next: no delay when idle, large batches when busy. Work on
@@ -23,7 +23,9 @@ from typing import Any
 import msgspec
 
 from queen_pg.broker import ack as acks
-from queen_pg.broker.ack import Acked, AckItem, AckResult
+from queen_pg.broker.ack import Acked, AckItem
+from queen_pg.broker.claim import Span, claim
+from queen_pg.broker.delivery import Deliveries
 from queen_pg.broker.partition import PartitionIds, PartitionName
 from queen_pg.broker.push import Batch, PushItem, PushResult
 from queen_pg.config import Settings
@@ -47,6 +49,8 @@ PARTITIONS_MAX = 500
 # What may wait; a call beyond it is refused before it is taken in (data-plane 1-5, `overloaded`).
 WAITING_ITEMS_MAX = 100_000
 WAITING_BYTES_MAX = 256 * 1024 * 1024
+# A step that is under way ends at its deadline by itself, and then it is known what became of it.
+GRACE_SECONDS = 0.1
 
 _log = logger("conveyor")
 
@@ -60,7 +64,7 @@ class _Share(msgspec.Struct):
 
 
 class _Part(msgspec.Struct, eq=False):
-    """A call's share on its way; `results` is answered once it is committed."""
+    """A call's share on its way; `answer` comes once it is committed."""
 
     tenant: int
     consumer_group: str
@@ -69,7 +73,12 @@ class _Part(msgspec.Struct, eq=False):
     bytes: int
     deadline: float
     since: float
-    results: asyncio.Future[list[Any]]
+    answer: asyncio.Future[Any]
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error, unless there is an answer already."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
 
 
 class _Load:
@@ -81,8 +90,10 @@ class _Load:
 
     def take_in(self, parts: Sequence[_Part]) -> None:
         """Count a call in; raise Overloaded when too much waits already."""
-        items = self.items + sum(len(part.items) for part in parts)
-        size = self.bytes + sum(part.bytes for part in parts)
+        items, size = self.items, self.bytes
+        for part in parts:
+            items += len(part.items)
+            size += part.bytes
         if self.items and (items > WAITING_ITEMS_MAX or size > WAITING_BYTES_MAX):
             raise Overloaded("too much is waiting to be written; try again")
         self.items, self.bytes = items, size
@@ -91,29 +102,38 @@ class _Load:
         self.items -= len(part.items)
         self.bytes -= part.bytes
 
-    def answer(self, batch: Sequence[_Part], results: Sequence[list[Any]]) -> None:
-        """Give each part its results, and count it out."""
-        for part, answer in zip(batch, results, strict=True):
+    def answer(self, batch: Sequence[_Part], answers: Sequence[Any]) -> None:
+        """Give each part its answer, and count it out."""
+        for part, answer in zip(batch, answers, strict=True):
             self.let_go(part)
-            if not part.results.done():
-                part.results.set_result(answer)
+            if not part.answer.done():
+                part.answer.set_result(answer)
 
-    def fail(self, batch: Sequence[_Part], error: Exception) -> None:
+    def fail(self, batch: Sequence[_Part], error: BaseException) -> None:
         """Give each part the error, and count it out."""
         for part in batch:
             self.let_go(part)
-            if not part.results.done():
-                part.results.set_exception(error)
+            part.fail(error)
 
 
 class _Belt:
-    """The parts of one kind that wait in a lane, and how a batch of them is carried."""
+    """The parts of one kind that wait in a lane, and how a batch of them is carried.
+
+    A kind without a siding is told when a partition is held.
+    """
 
     def __init__(
-        self, kind: str, carry: Callable[[Sequence[_Part]], Awaitable[list[list[Any]]]]
+        self,
+        kind: str,
+        carry: Callable[[Sequence[_Part]], Awaitable[Sequence[Any]]],
+        *,
+        siding: bool = True,
     ) -> None:
         self.kind = kind
         self.carry = carry
+        self.siding = siding
+        self.batch_sizes = CONVEYOR_BATCH.labels(kind)
+        self.waits = CONVEYOR_WAIT.labels(kind)
         self.waiting: deque[_Part] = deque()
 
     def next_batch(self, partitions_max: int) -> list[_Part]:
@@ -147,10 +167,11 @@ class _Lane:
         self._siding = _Siding(load)
 
     def put(self, kind: str, part: _Part) -> None:
-        if self._siding.holds(part):
-            self._siding.put(self._belts[kind], part)
+        belt = self._belts[kind]
+        if belt.siding and self._siding.holds(part):
+            self._siding.put(belt, part)
             return
-        self._belts[kind].waiting.append(part)
+        belt.waiting.append(part)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -165,23 +186,23 @@ class _Lane:
             self._task = None
 
     async def _carry(self, belt: _Belt, batch: list[_Part]) -> None:
-        for part in filter(self._siding.holds, batch):
-            self._siding.put(belt, part)
-        batch = [part for part in batch if not self._siding.holds(part)]
-        if not batch:
-            return
-        now = asyncio.get_running_loop().time()
-        CONVEYOR_BATCH.labels(belt.kind).observe(len(batch))
-        CONVEYOR_WAIT.labels(belt.kind).observe(now - batch[0].since)
+        if belt.siding and self._siding.busy:
+            for part in filter(self._siding.holds, batch):
+                self._siding.put(belt, part)
+            batch = [part for part in batch if not self._siding.holds(part)]
+            if not batch:
+                return
+        belt.batch_sizes.observe(len(batch))
+        belt.waits.observe(asyncio.get_running_loop().time() - batch[0].since)
         try:
-            results = await belt.carry(batch)
+            answers = await belt.carry(batch)
         except Unavailable as error:
             self._load.fail(batch, error)
         except (QueenError, Held) as error:
             if len(batch) > 1:
                 for part in batch:
                     await self._carry(belt, [part])
-            elif isinstance(error, Held):
+            elif belt.siding and isinstance(error, Held):
                 self._siding.put(belt, batch[0])
             else:
                 self._load.fail(batch, error)
@@ -192,7 +213,7 @@ class _Lane:
             _log.error("conveyor.failed", kind=belt.kind, exc_info=error)
             self._load.fail(batch, Internal("internal error"))
         else:
-            self._load.answer(batch, results)
+            self._load.answer(batch, answers)
 
 
 class _Siding:
@@ -204,11 +225,14 @@ class _Siding:
         self._partitions: Counter[int] = Counter()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits here."""
+        return bool(self._partitions)
+
     def holds(self, part: _Part) -> bool:
         """Whether something for one of the part's partitions waits here already."""
-        return bool(self._partitions) and any(
-            partition in self._partitions for partition in part.partitions
-        )
+        return self.busy and any(partition in self._partitions for partition in part.partitions)
 
     def put(self, belt: _Belt, part: _Part) -> None:
         self._partitions.update(part.partitions)
@@ -231,12 +255,12 @@ class _Siding:
 
     async def _carry(self, belt: _Belt, part: _Part) -> None:
         """Try one part; raise Held when somebody still has its partition."""
-        if part.results.done():
+        if part.answer.done():
             # Its caller's time is over.
             self._load.let_go(part)
             return
         try:
-            results = await belt.carry([part])
+            answers = await belt.carry([part])
         except Held:
             raise
         except QueenError as error:
@@ -248,19 +272,26 @@ class _Siding:
             _log.error("conveyor.failed", kind=belt.kind, exc_info=error)
             self._load.fail([part], Internal("internal error"))
         else:
-            self._load.answer([part], results)
+            self._load.answer([part], answers)
 
 
 class Conveyor:
-    """Carries this process's pushes and acks."""
+    """Carries this process's pushes, acks and claims."""
 
-    def __init__(self, db: Database, settings: Settings) -> None:
+    def __init__(
+        self, db: Database, settings: Settings, deliveries: Deliveries | None = None
+    ) -> None:
         self._db = db
+        self._deliveries = deliveries
         self._ids = PartitionIds(db)
         self._load = _Load()
-        self._lanes = [
-            _Lane([_Belt("push", self._carry_pushes), _Belt("ack", self._carry_acks)], self._load)
-            for _ in range(settings.lanes)
+        self._lanes = [_Lane(self._belts(), self._load) for _ in range(settings.lanes)]
+
+    def _belts(self) -> list[_Belt]:
+        return [
+            _Belt("push", self._carry_pushes),
+            _Belt("ack", self._carry_acks),
+            _Belt("claim", self._carry_claims, siding=False),
         ]
 
     async def start(self) -> None:
@@ -277,16 +308,17 @@ class Conveyor:
         self, tenant: int, items: Sequence[PushItem], deadline: float
     ) -> list[PushResult]:
         """Append every message that is not a duplicate; return a result for each, in order."""
-        results: list[Any] = [
-            PushResult("error", None, item.transaction_id or "", None) for item in items
-        ]
         batch = Batch(items)
         refused = batch.too_large()
         ids = await self._resolve(tenant, batch.names, deadline)
         shares = self._divide(
             (ids[name], places) for name, places in batch.groups() if places[0] not in refused
         )
-        await self._send("push", tenant, "", items, shares, results, deadline)
+        answers = await self._send("push", tenant, "", items, shares, deadline)
+        results: list[Any] = [None] * len(items)
+        _fill(results, shares, answers)
+        for place in refused:
+            results[place] = PushResult("error", None, items[place].transaction_id or "", None)
         return results
 
     async def ack(
@@ -296,11 +328,19 @@ class Conveyor:
         partitions: dict[int, list[int]] = {}
         for place, item in enumerate(items):
             partitions.setdefault(item.partition_id, []).append(place)
-        results: list[Any] = [None] * len(items)
         shares = self._divide(partitions.items())
-        await self._send("ack", tenant, consumer_group, items, shares, results, deadline)
-        woken = {group for _, groups in results for group in groups}
-        return Acked([result for result, _ in results], sorted(woken))
+        answers = await self._send("ack", tenant, consumer_group, items, shares, deadline)
+        results: list[Any] = [None] * len(items)
+        _fill(results, shares, [acked.results for acked in answers])
+        return Acked(results, sorted({group for acked in answers for group in acked.woken}))
+
+    async def claim(self, spans: Sequence[Span], deadline: float) -> list[int | None]:
+        """Claim spans, as `broker.claim` does; raise Held and claim nothing where one is held."""
+        shares = self._divide((span.partition_id, [place]) for place, span in enumerate(spans))
+        answers = await self._send("claim", 0, "", spans, shares, deadline)
+        attempts: list[int | None] = [None] * len(spans)
+        _fill(attempts, shares, answers)
+        return attempts
 
     def _divide(self, groups: Iterable[tuple[int, list[int]]]) -> list[_Share]:
         """Divide a call's partitions, each with the places of its items, into shares."""
@@ -338,11 +378,11 @@ class Conveyor:
         consumer_group: str,
         items: Sequence[Any],
         shares: Sequence[_Share],
-        results: list[Any],
         deadline: float,
-    ) -> None:
-        """Put each share into its lane, and fill in the results as the lanes answer."""
+    ) -> Sequence[Any]:
+        """Put each share into its lane; return what the lanes answer, once all have."""
         loop = asyncio.get_running_loop()
+        now = loop.time()
         parts = []
         for share in shares:
             chosen = [items[place] for place in share.places]
@@ -354,25 +394,23 @@ class Conveyor:
                     partitions=share.partitions,
                     bytes=sum(map(_size, chosen)),
                     deadline=deadline,
-                    since=loop.time(),
-                    results=loop.create_future(),
+                    since=now,
+                    answer=loop.create_future(),
                 )
             )
         self._load.take_in(parts)
         for share, part in zip(shares, parts, strict=True):
             self._lanes[share.lane].put(kind, part)
+        expiry = loop.call_at(deadline + GRACE_SECONDS, _expire, parts)
         try:
-            async with asyncio.timeout_at(deadline):
-                answers = await asyncio.gather(*(part.results for part in parts))
-        except TimeoutError:
-            raise Unavailable(
-                "timeout", "timeout: the call was not carried out before its deadline"
-            ) from None
-        for share, answer in zip(shares, answers, strict=True):
-            for place, result in zip(share.places, answer, strict=True):
-                results[place] = result
+            # A single future is awaited as it is: to gather it costs as much as all of the above.
+            if len(parts) == 1:
+                return [await parts[0].answer]
+            return await asyncio.gather(*(part.answer for part in parts))
+        finally:
+            expiry.cancel()
 
-    async def _carry_pushes(self, parts: Sequence[_Part]) -> list[list[PushResult]]:
+    async def _carry_pushes(self, parts: Sequence[_Part]) -> Sequence[Sequence[PushResult]]:
         tenant = parts[0].tenant
         deadline = max(part.deadline for part in parts)
         batch = Batch(
@@ -399,27 +437,49 @@ class Conveyor:
         # A lane is shared: it waits for a held row once, and not for long.
         return _parted(await self._db.retry("push", deadline, attempt, patient=False), parts)
 
-    async def _carry_acks(self, parts: Sequence[_Part]) -> list[list[tuple[AckResult, list[int]]]]:
+    async def _carry_acks(self, parts: Sequence[_Part]) -> Sequence[Acked]:
         acked = await acks.ack_calls(
             self._db,
             parts[0].tenant,
             [(part.consumer_group, part.items) for part in parts],
             max(part.deadline for part in parts),
+            deliveries=self._deliveries,
             patient=False,
         )
-        return _parted([(result, acked.woken) for result in acked.results], parts)
+        first, *others = _parted(acked.results, parts)
+        # One of them tells who can go on.
+        return [Acked(first, acked.woken), *(Acked(results, []) for results in others)]
+
+    async def _carry_claims(self, parts: Sequence[_Part]) -> Sequence[Sequence[int | None]]:
+        spans = [span for part in parts for span in part.items]
+        deadline = max(part.deadline for part in parts)
+        return _parted(await claim(self._db, spans, deadline), parts)
 
 
-def _parted(results: Sequence[Any], parts: Sequence[_Part]) -> list[list[Any]]:
+def _expire(parts: Sequence[_Part]) -> None:
+    for part in parts:
+        part.fail(
+            Unavailable("timeout", "timeout: the call was not carried out before its deadline")
+        )
+
+
+def _parted(results: list[Any], parts: Sequence[_Part]) -> list[list[Any]]:
     """Cut the results of a batch into those of its parts."""
     divided = []
     start = 0
     for part in parts:
-        divided.append(list(results[start : start + len(part.items)]))
+        divided.append(results[start : start + len(part.items)])
         start += len(part.items)
     return divided
 
 
-def _size(item: PushItem | AckItem) -> int:
+def _fill(results: list[Any], shares: Sequence[_Share], answers: Sequence[Sequence[Any]]) -> None:
+    """Put what the lanes answered to its places in the call."""
+    for share, answer in zip(shares, answers, strict=True):
+        for place, result in zip(share.places, answer, strict=True):
+            results[place] = result
+
+
+def _size(item: PushItem | AckItem | Span) -> int:
     """What an item keeps in memory while it waits, roughly, in bytes."""
     return 200 + (len(item.payload) if isinstance(item, PushItem) else 0)

@@ -21,6 +21,8 @@ import msgspec
 from queen_pg.broker import lease, pop
 from queen_pg.broker.ack import QUEUE_MODE
 from queen_pg.broker.autopilot import Pace
+from queen_pg.broker.claim import Claimer
+from queen_pg.broker.delivery import Deliveries
 from queen_pg.broker.identity import uuid_v7
 from queen_pg.broker.pop import Claim, Demand, PopAnswer, PopRequest, Source, Subscription
 from queen_pg.config import Settings
@@ -57,6 +59,7 @@ class _Line:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.waiters: list[_Waiter] = []
+        self.group: pop.Group | None = None
         self.group_id: int | None = None
         self.conflation: bool | None = None
         self.seeding = False
@@ -127,6 +130,8 @@ class Waiters:
     """Serves every pop of this process."""
 
     others: Others | None = None
+    claimer: Claimer | None = None
+    deliveries: Deliveries | None = None
 
     def __init__(self, db: Database, settings: Settings) -> None:
         self._db = db
@@ -316,6 +321,9 @@ class Waiters:
                 len(standing),
                 deadline,
                 entering=entering,
+                group=line.group,
+                claimer=self.claimer,
+                deliveries=self.deliveries,
             )
         except QueenError as error:
             self._failed(line, waiters, error)
@@ -325,6 +333,9 @@ class Waiters:
                 waiter.served = False
         self._troubled = False
         self._lines.move(line, served.group_id)
+        # Once it is registered and seeded, nothing changes about it until it is gone.
+        settled = served.group is not None and served.group["registered"] and not served.seeding
+        line.group = served.group if settled else None
         line.conflation = served.conflation
         line.seeding = served.seeding
         if not entering and served.group_id is None:
@@ -439,7 +450,15 @@ class Waiters:
                 # The group begins on every queue with its first pop, served or not.
                 await pop.enter(self._db, source, [demand], deadline)
                 continue
-            served = await pop.serve(self._db, source, [demand], 1, deadline)
+            served = await pop.serve(
+                self._db,
+                source,
+                [demand],
+                1,
+                deadline,
+                claimer=self.claimer,
+                deliveries=self.deliveries,
+            )
             [claims] = served.claims
             taken.append((served.group_id, claims))
             conflation |= bool(served.conflation)

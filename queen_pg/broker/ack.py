@@ -1,10 +1,14 @@
 """Acks: what a consumer says of the messages it was delivered."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
+from uuid import UUID
 
+import asyncpg
 import msgspec
 
+from queen_pg.broker.delivery import Deliveries
 from queen_pg.database import Database
 
 QUEUE_MODE = "__QUEUE_MODE__"
@@ -47,6 +51,10 @@ class AckResult(msgspec.Struct, frozen=True, rename="camel"):
     noop: bool
 
 
+KEPT = AckResult(True, None, lease_released=False, dlq=False, noop=False)
+RELEASED = AckResult(True, None, lease_released=True, dlq=False, noop=False)
+
+
 class Acked(msgspec.Struct, frozen=True):
     """The results of a call, and the ids of the groups that can claim something again at once."""
 
@@ -76,22 +84,212 @@ async def ack_calls(
     calls: Sequence[tuple[str, Sequence[AckItem]]],
     deadline: float,
     *,
+    deliveries: Deliveries | None = None,
     patient: bool = True,
 ) -> Acked:
-    """Do the same for several calls, each a consumer group and its acks, in one transaction.
+    """Do the same for several calls, each a consumer group and its acks, in shared transactions.
 
-    Unless `patient`, raise Held when somebody's transaction holds what they need.
+    The common acks go first, and together; those that turn out to need judgement follow. Messages
+    that are among the `deliveries` of this process need not be looked up. Unless `patient`, raise
+    Held when somebody's transaction holds what they need.
     """
-    documents = msgspec.json.encode(
-        [
-            item.document(consumer_group, call)
-            for call, (consumer_group, items) in enumerate(calls)
-            for item in items
-        ]
-    ).decode()
+    acks = [
+        (call, consumer_group, item)
+        for call, (consumer_group, items) in enumerate(calls)
+        for item in items
+    ]
+    results: list[AckResult | None] = [None] * len(acks)
+    woken: set[int] = set()
+    targets = _common(calls)
+    if targets:
+        located = _remembered(deliveries or Deliveries(), tenant, targets, acks)
+        unknown = [target for target in targets if target.places[0] not in located]
+        if unknown:
+            located |= await _look_up(db, tenant, unknown, acks, deadline)
+        completions = _completions(targets, located)
+        woken.update(await _complete(db, completions, results, deadline, patient))
+        if deliveries is not None:
+            _forget(deliveries, targets, results)
+    rest = [place for place, result in enumerate(results) if result is None]
+    if rest:
+        documents = [acks[place][2].document(acks[place][1], acks[place][0]) for place in rest]
+        judged = await _judge(db, tenant, documents, deadline, patient)
+        woken.update(judged.woken)
+        for place, result in zip(rest, judged.results, strict=True):
+            results[place] = result
+    return Acked([result for result in results if result is not None], sorted(woken))
+
+
+class _Target(msgspec.Struct):
+    """What one call says of one lease on a partition, by the places of its acks: completed, all."""
+
+    consumer_group: str
+    partition_id: int
+    lease_id: UUID
+    places: list[int]
+
+
+class _Completion(msgspec.Struct):
+    """Targets on one cursor, each beginning above the one before: what queen._complete takes."""
+
+    partition_id: int
+    group_id: int
+    lease_id: UUID
+    first_offset: int
+    last_offset: int
+    targets: list[_Target]
+
+
+def _common(calls: Sequence[tuple[str, Sequence[AckItem]]]) -> list[_Target]:
+    """Return the targets that only complete, under a lease.
+
+    Where a call speaks of a partition under several leases, what comes first counts, and all of it
+    is left to judgement.
+    """
+    targets: list[_Target] = []
+    start = 0
+    for consumer_group, items in calls:
+        leases: dict[int, dict[str | None, list[int]]] = {}
+        for place, item in enumerate(items, start):
+            lease_id = item.lease_id if item.status == "completed" else None
+            leases.setdefault(item.partition_id, {}).setdefault(lease_id, []).append(place)
+        start += len(items)
+        for partition_id, by_lease in leases.items():
+            [(lease_id, places), *others] = by_lease.items()
+            lease = _lease(lease_id)
+            if lease is not None and not others and partition_id <= LARGEST_ID:
+                targets.append(_Target(consumer_group, partition_id, lease, places))
+    return targets
+
+
+def _lease(text: str | None) -> UUID | None:
+    """Return a lease's id, or None for a text that is not just as we write one."""
+    with contextlib.suppress(ValueError):
+        if text and str(lease := UUID(text)) == text:
+            return lease
+    return None
+
+
+def _remembered(
+    deliveries: Deliveries,
+    tenant: int,
+    targets: Sequence[_Target],
+    acks: Sequence[tuple[int, str, AckItem]],
+) -> dict[int, tuple[int, int]]:
+    """Return group and offset for the acks, by place, of targets that this process delivered."""
+    located: dict[int, tuple[int, int]] = {}
+    for target in targets:
+        delivery = deliveries.find(str(target.lease_id), target.partition_id)
+        if delivery is None or (delivery.tenant, delivery.consumer_group) != (
+            tenant,
+            target.consumer_group,
+        ):
+            continue
+        offsets = [delivery.offsets.get(acks[place][2].transaction_id) for place in target.places]
+        for place, offset in zip(target.places, offsets, strict=True):
+            if offset is not None and None not in offsets:
+                located[place] = (delivery.group_id, offset)
+    return located
+
+
+async def _look_up(
+    db: Database,
+    tenant: int,
+    targets: Sequence[_Target],
+    acks: Sequence[tuple[int, str, AckItem]],
+    deadline: float,
+) -> dict[int, tuple[int, int]]:
+    """Find group and offset for the acks of targets; those whose message is unclear are left out.
+
+    Neither a message's offset nor a group's id changes, so this need not be part of a step.
+    """
+    places = [place for target in targets for place in target.places]
+    rows = await db.read(
+        "_locate_acks",
+        deadline=deadline,
+        tenant=tenant,
+        partition_id=[acks[place][2].partition_id for place in places],
+        consumer_group=[acks[place][1] for place in places],
+        transaction_id=[acks[place][2].transaction_id for place in places],
+    )
+    return {places[row["place"] - 1]: (row["group_id"], row["message_offset"]) for row in rows}
+
+
+def _completions(
+    targets: Sequence[_Target], located: Mapping[int, tuple[int, int]]
+) -> list[_Completion]:
+    """Return what queen._complete can take, by cursor; the rest is left to judgement."""
+    completions: dict[tuple[int, int], _Completion] = {}
+    for target in targets:
+        if not all(place in located for place in target.places):
+            continue
+        offsets = [located[place][1] for place in target.places]
+        first, last = min(offsets), max(offsets)
+        key = (target.partition_id, located[target.places[0]][0])
+        before = completions.get(key)
+        if before is None:
+            completions[key] = _Completion(*key, target.lease_id, first, last, [target])
+        elif before.lease_id == target.lease_id and before.last_offset < first:
+            before.last_offset = last
+            before.targets.append(target)
+    return [completions[key] for key in sorted(completions)]
+
+
+def _forget(
+    deliveries: Deliveries, targets: Sequence[_Target], results: Sequence[AckResult | None]
+) -> None:
+    """Forget deliveries that are settled."""
+    for target in targets:
+        if results[target.places[-1]] is RELEASED:
+            deliveries.forget(str(target.lease_id), target.partition_id)
+
+
+async def _complete(
+    db: Database,
+    completions: Sequence[_Completion],
+    results: list[AckResult | None],
+    deadline: float,
+    patient: bool,
+) -> list[int]:
+    """Carry out completions, fill in the results of those granted; return the groups to wake."""
+    if not completions:
+        return []
+
+    async def attempt() -> asyncpg.Record:
+        [row] = await db.step(
+            "_complete",
+            deadline=deadline,
+            partition_id=[each.partition_id for each in completions],
+            group_id=[each.group_id for each in completions],
+            lease_id=[each.lease_id for each in completions],
+            first_offset=[each.first_offset for each in completions],
+            last_offset=[each.last_offset for each in completions],
+        )
+        return row
+
+    row = await db.retry("ack", deadline, attempt, patient=patient)
+    for number, released in zip(row["place"] or (), row["released"] or (), strict=True):
+        *others, last = completions[number - 1].targets
+        for target in others:
+            for place in target.places:
+                results[place] = KEPT
+        for place in last.places:
+            results[place] = RELEASED if released else KEPT
+    woken: list[int] = row["woken"]
+    return woken
+
+
+async def _judge(
+    db: Database,
+    tenant: int,
+    documents: Sequence[dict[str, Any]],
+    deadline: float,
+    patient: bool,
+) -> Acked:
+    acks = msgspec.json.encode(documents).decode()
 
     async def attempt() -> Acked:
-        [row] = await db.step("_ack", deadline=deadline, tenant=tenant, acks=documents)
+        [row] = await db.step("_ack", deadline=deadline, tenant=tenant, acks=acks)
         return Acked(msgspec.json.decode(row["results"], type=list[AckResult]), row["woken"])
 
     return await db.retry("ack", deadline, attempt, patient=patient)

@@ -4,9 +4,11 @@
 transactions. Only the claim is a step; see sql/pop.sql.
 """
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
@@ -14,9 +16,11 @@ import asyncpg
 import msgspec
 
 from queen_pg.broker.ack import QUEUE_MODE
+from queen_pg.broker.claim import Claimer, Span, claim
+from queen_pg.broker.delivery import Deliveries, Delivery
 from queen_pg.broker.lease import give_back
 from queen_pg.database import Database
-from queen_pg.errors import Conflict, QueenError, Stale
+from queen_pg.errors import Held, QueenError, Stale
 
 PARTITIONS_MAX = 64
 BATCH_DEFAULT = 200
@@ -133,12 +137,17 @@ class Demand(msgspec.Struct):
     width: int = 1
 
 
+Group = Mapping[str, Any]
+"""A consumer group on a queue, as queen._subscription tells of it."""
+
+
 class Served(msgspec.Struct):
     """A source's group as a round found it, and the claims of each demand, in order.
 
     Without a group there is no conflation policy yet.
     """
 
+    group: Group | None = None
     group_id: int | None = None
     conflation: bool | None = None
     seeding: bool = False
@@ -148,7 +157,6 @@ class Served(msgspec.Struct):
 class _Grant(msgspec.Struct):
     """A candidate given to a demand, by its place, and the last offset it gets."""
 
-    place: int
     demand: int
     candidate: asyncpg.Record
     end_offset: int
@@ -162,18 +170,24 @@ async def serve(
     deadline: float,
     *,
     entering: bool = True,
+    group: Group | None = None,
+    claimer: Claimer | None = None,
+    deliveries: Deliveries | None = None,
 ) -> Served:
     """Claim for the demands, oldest first; a demand that gets nothing has no claims.
 
     `waiting` is how many pops of the group wait in all, by which autopilot divides what is there.
     A queue that does not exist is created, so that the group can register (data-plane 4.3-1),
     unless none of the calls is `entering`, on its first attempt; a partition never is.
-    """
 
+    `group` is what an earlier call found (`Served.group`), `claimer` carries out the claims, and
+    `deliveries` is told of them.
+    """
     served = Served(claims=[[] for _ in demands])
     for _ in range(CLAIM_ROUNDS_MAX):
         places = [place for place, claims in enumerate(served.claims) if not claims]
-        group = await enter(db, source, demands, deadline, entering=entering)
+        group = group or await enter(db, source, demands, deadline, entering=entering)
+        served.group = group
         if group is None:
             _expect_birth(source, demands)
             break
@@ -182,13 +196,34 @@ async def serve(
         served.seeding = group["seeding"]
         try:
             if not places or not await _round(
-                db, source, group, demands, places, waiting, served, deadline
+                db, source, group, demands, places, waiting, served, deadline, claimer
             ):
                 break
         except Stale:
             # The queue or the group was deleted since we looked.
-            continue
+            group = None
+            served.group_id = None
+    if deliveries is not None:
+        _note(deliveries, source, demands, served)
     return served
+
+
+def _note(
+    deliveries: Deliveries, source: Source, demands: Sequence[Demand], served: Served
+) -> None:
+    """Remember what was delivered under leases, where each id names one message."""
+    for demand, claims in zip(demands, served.claims, strict=True):
+        for each in claims:
+            offsets = {message.transaction_id: message.offset for message in each.messages}
+            if (
+                not demand.commit_on_delivery
+                and served.group_id is not None
+                and len(offsets) == len(each.messages)
+            ):
+                delivery = Delivery(
+                    source.tenant, source.consumer_group, served.group_id, demand.lease_id, offsets
+                )
+                deliveries.note(each.partition_id, delivery)
 
 
 async def enter(
@@ -198,7 +233,7 @@ async def enter(
     deadline: float,
     *,
     entering: bool = True,
-) -> asyncpg.Record | None:
+) -> Group | None:
     """Find the group on the queue, and register it if one of the pops is to (data-plane 4.8).
 
     None when there is none and they are not `entering`, or when they ask for a partition that does
@@ -207,7 +242,7 @@ async def enter(
     subscribing = [demand for demand in demands if source.partition is None or demand.conflation]
     demand = (subscribing or demands)[0]
 
-    async def attempt() -> asyncpg.Record | None:
+    async def attempt() -> Group | None:
         return await _enter(
             db, source, demand, deadline, subscribing=bool(subscribing), entering=entering
         )
@@ -223,8 +258,8 @@ async def _enter(
     *,
     subscribing: bool,
     entering: bool,
-) -> asyncpg.Record | None:
-    async def look() -> asyncpg.Record | None:
+) -> Group | None:
+    async def look() -> Group | None:
         rows = await db.read(
             "_subscription",
             deadline=deadline,
@@ -268,51 +303,70 @@ async def _enter(
 async def _round(
     db: Database,
     source: Source,
-    group: asyncpg.Record,
+    group: Group,
     demands: Sequence[Demand],
     places: Sequence[int],
     waiting: int,
     served: Served,
     deadline: float,
+    claimer: Claimer | None,
 ) -> bool:
     """Serve the demands at these places once; return whether another round may find more."""
     conflated: bool = group["conflation"]
-
-    async def claim() -> tuple[list[_Grant], list[asyncpg.Record]]:
-        candidates = await _find(
-            db, source, group, [demands[place] for place in places], conflated, deadline
-        )
-        grants = _share(candidates, demands, places, waiting, conflated)
-        if not grants:
-            return [], []
-        # The order of the claim's locks.
-        grants.sort(key=lambda grant: grant.candidate["partition_id"])
-        arguments = _claim_arguments(group, demands, grants, conflated)
-        return grants, await db.step("_claim", deadline=deadline, **arguments)
-
-    grants, rows = await db.retry("claim", deadline, claim, on=(Conflict,))
-    granted = [(grants[row["place"] - 1], row["delivery_attempt"]) for row in rows]
-    granted.sort(key=lambda pair: pair[0].place)
+    candidates = await _find(
+        db, source, group, [demands[place] for place in places], conflated, deadline
+    )
+    grants = _share(candidates, demands, places, waiting, conflated)
+    if not grants:
+        return False
+    spans = [_span(group, demands[grant.demand], grant) for grant in grants]
+    reading: Coroutine[Any, Any, list[list[Message]]] | asyncio.Task[list[list[Message]]]
+    reading = _read(db, grants, conflated, deadline)
+    if claimer is not None:
+        # The claim waits for its turn: time to read, for messages never change.
+        reading = asyncio.create_task(reading)
     try:
-        messages = await _read(db, [grant for grant, _ in granted], conflated, deadline)
-    except QueenError:
-        await _give_back(db, group, demands, [grant for grant, _ in granted], deadline)
+        attempts = await (claimer or partial(claim, db))(spans, deadline)
+    except Held:
+        await _drop(reading)
+        return True
+    except BaseException:
+        await _drop(reading)
         raise
-    for (grant, attempt), batch in zip(granted, messages, strict=True):
-        served.claims[grant.demand].append(
-            Claim(
-                partition_id=grant.candidate["partition_id"],
-                partition=grant.candidate["partition_name"],
-                delivery_attempt=attempt,
-                messages=batch,
+    try:
+        messages = await reading
+    except QueenError:
+        granted = [
+            grant for grant, attempt in zip(grants, attempts, strict=True) if attempt is not None
+        ]
+        await _give_back(db, group, demands, granted, deadline)
+        raise
+    for grant, attempt, batch in zip(grants, attempts, messages, strict=True):
+        if attempt is not None:
+            served.claims[grant.demand].append(
+                Claim(
+                    partition_id=grant.candidate["partition_id"],
+                    partition=grant.candidate["partition_name"],
+                    delivery_attempt=attempt,
+                    messages=batch,
+                )
             )
-        )
-    return len(rows) < len(grants)
+    return None in attempts
+
+
+async def _drop(reading: Coroutine[Any, Any, object] | asyncio.Task[object]) -> None:
+    """End a reading that nobody waits for any more."""
+    if isinstance(reading, asyncio.Task):
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError, QueenError):
+            await reading
+    else:
+        reading.close()
 
 
 async def _give_back(
     db: Database,
-    group: asyncpg.Record,
+    group: Group,
     demands: Sequence[Demand],
     grants: Sequence[_Grant],
     deadline: float,
@@ -332,7 +386,7 @@ async def _give_back(
 async def _find(
     db: Database,
     source: Source,
-    group: asyncpg.Record,
+    group: Group,
     demands: Sequence[Demand],
     conflated: bool,
     deadline: float,
@@ -385,7 +439,7 @@ async def _find(
 async def _hold_place(
     db: Database,
     source: Source,
-    group: asyncpg.Record,
+    group: Group,
     demands: Sequence[Demand],
     rows: Sequence[asyncpg.Record],
     deadline: float,
@@ -446,31 +500,25 @@ def _share(
             else:
                 end = min(end, candidate["start_offset"] + budget - 1)
                 budget -= end - candidate["start_offset"] + 1
-            grants.append(_Grant(at, place, candidate, end))
+            grants.append(_Grant(place, candidate, end))
     return grants
 
 
-def _claim_arguments(
-    group: asyncpg.Record, demands: Sequence[Demand], grants: Sequence[_Grant], conflated: bool
-) -> dict[str, Any]:
-    owners = [demands[grant.demand] for grant in grants]
-    rows = [grant.candidate for grant in grants]
-    return {
-        "partition_id": [row["partition_id"] for row in rows],
-        "group_id": [group["group_id"]] * len(rows),
-        "cursor_exists": [row["cursor_exists"] for row in rows],
-        "committed_offset": [row["committed_offset"] for row in rows],
-        "start_offset": [row["start_offset"] for row in rows],
-        "end_offset": [grant.end_offset for grant in grants],
-        "next_offset": [row["next_offset"] for row in rows],
-        "lease_id": [demand.lease_id for demand in owners],
-        "lease_seconds": [
-            demand.lease_seconds or row["lease_time_seconds"]
-            for demand, row in zip(owners, rows, strict=True)
-        ],
-        "commit_on_delivery": [demand.commit_on_delivery for demand in owners],
-        "conflated": [conflated] * len(rows),
-    }
+def _span(group: Group, demand: Demand, grant: _Grant) -> Span:
+    candidate = grant.candidate
+    return Span(
+        partition_id=candidate["partition_id"],
+        group_id=group["group_id"],
+        cursor_exists=candidate["cursor_exists"],
+        committed_offset=candidate["committed_offset"],
+        start_offset=candidate["start_offset"],
+        end_offset=grant.end_offset,
+        next_offset=candidate["next_offset"],
+        lease_id=demand.lease_id,
+        lease_seconds=demand.lease_seconds or candidate["lease_time_seconds"],
+        commit_on_delivery=demand.commit_on_delivery,
+        conflated=group["conflation"],
+    )
 
 
 async def _read(

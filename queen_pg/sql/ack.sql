@@ -10,10 +10,114 @@
 --         "status": "completed" | "failed" | "retry" | "dlq", "error": "…" or null, "call": 1}, …]
 -- call tells the calls apart that share one transaction; acks of different calls are never judged together.
 
--- For each ack its queue and group, and all offsets of its transaction id in the partition, in order.
+-- The common ack, of a call that completes messages of one live lease and says nothing else, needs none of that: it
+-- is judged and written in one statement (_complete). Whatever is different in the least is judged by _judge_target.
+
+-- For each ack its group, and the offset of its message when there is exactly one of its transaction id.
+create or replace function queen._locate_acks(
+    tenant integer, partition_id bigint[], consumer_group text[], transaction_id text[]
+) returns table (place integer, group_id bigint, message_offset bigint)
+language sql stable
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
+as $$
+    select a.place::integer, g.id, o.message_offset
+    from unnest(_locate_acks.partition_id, _locate_acks.consumer_group, _locate_acks.transaction_id)
+         with ordinality a (partition_id, consumer_group, transaction_id, place)
+    cross join lateral (select p.id, p.queue_id from queen.partitions p where p.id = a.partition_id offset 0) p
+    cross join lateral (
+        select q.id from queen.queues q where q.id = p.queue_id and q.tenant_id = _locate_acks.tenant offset 0
+    ) q
+    cross join lateral (
+        select g.id from queen.consumer_groups g where g.queue_id = q.id and g.name = a.consumer_group offset 0
+    ) g
+    cross join lateral (
+        select min(m.message_offset) as message_offset
+        from queen.messages m
+        where m.partition_id = p.id and hashtextextended(m.transaction_id, 0) = hashtextextended(a.transaction_id, 0)
+          and m.transaction_id = a.transaction_id
+        having count(*) = 1
+    ) o;
+$$;
+
+comment on function queen._locate_acks(integer, bigint[], text[], text[]) is
+    'For acks whose messages can be told, the group and the offset; place is the position in the arguments.';
+
+-- Complete messages of live leases: element by element a cursor, the lease on it, and the lowest and the highest offset
+-- that one call completes. Elements are in the order of their keys, and no cursor comes twice. Answers the places where
+-- every message was in the lease's span (data-plane 6.4, rules 3, 4, 7, 9 and 12, without signals), and whether the
+-- lease was released; of the others nothing is written, and they are to be judged.
+create or replace function queen._complete(
+    partition_id bigint[],
+    group_id bigint[],
+    lease_id uuid[],
+    first_offset bigint[],
+    last_offset bigint[],
+    out place integer[],
+    out released boolean[],
+    out woken bigint[]
+)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := queen.now();
+    v_next bigint[];
+begin
+    with moved as (
+        update queen.cursors c
+        set committed_offset = u.last_offset,
+            retry_count = case when u.last_offset >= c.batch_end_offset then 0 else c.retry_count end,
+            attempt_offset = case when u.last_offset >= c.batch_end_offset then null
+                                  when c.attempt_offset <= u.last_offset then u.last_offset + 1
+                                  else c.attempt_offset end,
+            attempt_count = case when u.last_offset >= c.batch_end_offset then 0 else c.attempt_count end,
+            settled_lease_id = case when u.last_offset >= c.batch_end_offset then c.lease_id else c.settled_lease_id end,
+            settled_from_offset = case when u.last_offset >= c.batch_end_offset then c.batch_start_offset else c.settled_from_offset end,
+            settled_to_offset = case when u.last_offset >= c.batch_end_offset then c.batch_end_offset else c.settled_to_offset end,
+            lease_id = case when u.last_offset >= c.batch_end_offset then null else c.lease_id end,
+            batch_start_offset = case when u.last_offset >= c.batch_end_offset then null else c.batch_start_offset end,
+            batch_end_offset = case when u.last_offset >= c.batch_end_offset then null else c.batch_end_offset end,
+            lease_expires_at = case when u.last_offset >= c.batch_end_offset then null else c.lease_expires_at end,
+            updated_at = v_now
+        from unnest(_complete.partition_id, _complete.group_id, _complete.lease_id, _complete.first_offset, _complete.last_offset)
+             with ordinality u (partition_id, group_id, lease_id, first_offset, last_offset, place)
+        where c.partition_id = u.partition_id and c.group_id = u.group_id
+          and c.lease_id = u.lease_id and c.lease_expires_at >= v_now and not c.lease_conflated
+          and c.committed_offset < u.first_offset and c.batch_end_offset >= u.last_offset
+        returning u.place, c.lease_id is null as released
+    )
+    select array_agg(m.place::integer order by m.place), array_agg(m.released order by m.place)
+    into place, released
+    from moved m;
+
+    -- A cursor that still holds its lease keeps its hint: the lease's expiry.
+    with hinted as (
+        insert into queen.ready (group_id, partition_id, ready_at, next_offset)
+        select _complete.group_id[u.place], _complete.partition_id[u.place], 'infinity', _complete.last_offset[u.place] + 1
+        from unnest(place, released) u (place, released)
+        where u.released
+        order by 1, 2
+        on conflict (group_id, partition_id) do update
+        set lease_id = null,
+            ready_at = case when ready.next_offset > excluded.next_offset then v_now else 'infinity' end
+        returning group_id, ready_at
+    )
+    select coalesce(array_agg(distinct h.group_id), '{}') into woken from hinted h where h.ready_at < 'infinity';
+end;
+$$;
+
+comment on function queen._complete(bigint[], bigint[], uuid[], bigint[], bigint[]) is
+    'The common acks: the places of those that were granted, whether each released its lease, and the groups to wake.';
+
+-- For each ack of a JSON array its queue and group, and all offsets of its transaction id in the partition, in order.
 create or replace function queen._resolve_acks(tenant integer, acks jsonb) returns jsonb
 language sql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 as $$
     select coalesce(jsonb_agg(jsonb_build_object('queueId', q.id, 'groupId', g.id, 'offsets', coalesce(o.offsets, '[]'))
                               order by a.place), '[]')
@@ -371,6 +475,7 @@ comment on function queen._filing_error(jsonb, bigint) is
 create or replace function queen._ack(tenant integer, acks jsonb, out results jsonb, out woken bigint[])
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 declare

@@ -27,6 +27,7 @@ create or replace function queen._create_partitions(
 ) returns table (place integer, partition_id bigint)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column

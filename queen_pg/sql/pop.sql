@@ -37,6 +37,7 @@ create or replace function queen._register_group(
 ) returns bigint
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -76,6 +77,7 @@ comment on function queen._register_group(integer, text, text, boolean, text, ti
 create or replace function queen._seed_ready(group_id bigint, batch_max integer) returns integer
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 as $$
 #variable_conflict use_column
 declare
@@ -136,6 +138,7 @@ create or replace function queen._candidates(
 )
 language plpgsql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -160,9 +163,12 @@ begin
         select p.id, p.name, p.next_offset, p.log_start_offset, p.last_append_at, r.ready_at, r.held, c.group_id as cursor_group_id,
                c.committed_offset, c.lease_id, c.lease_expires_at
         from queen._ready_partitions(_candidates.queue_id, _candidates.group_id, _candidates.partition, v_now,
-                                     _candidates.partition_max * 2 + 16) r
-        join queen.partitions p on p.id = r.partition_id
-        left join queen.cursors c on c.partition_id = p.id and c.group_id = _candidates.group_id
+                                     greatest(least(_candidates.partition_max, _candidates.message_max), _candidates.demands) + 16) r
+        -- One lookup by key for each, whatever the planner believes about sizes.
+        cross join lateral (select p.* from queen.partitions p where p.id = r.partition_id offset 0) p
+        left join lateral (
+            select c.* from queen.cursors c where c.partition_id = r.partition_id and c.group_id = _candidates.group_id offset 0
+        ) c on true
         order by r.place
     loop
         partition_id := v_row.id;
@@ -261,6 +267,8 @@ create or replace function queen._ready_partitions(
 ) returns table (partition_id bigint, ready_at timestamptz, held boolean, place bigint)
 language plpgsql stable as $$
 #variable_conflict use_column
+declare
+    v_oldest integer := age(pg_snapshot_xmin(pg_current_snapshot())::xid);
 begin
     if _ready_partitions.partition is not null then
         return query
@@ -274,7 +282,8 @@ begin
         from queen.ready r
         where r.group_id = _ready_partitions.group_id
           and r.ready_at <= _ready_partitions.moment and r.ready_at < 'infinity'
-          and not queen._held(r.xmin, r.xmax)
+          -- Most are told without the call: nobody else has touched them, or nobody who goes on.
+          and (r.xmax = r.xmin or age(r.xmax) > v_oldest or not queen._held(r.xmin, r.xmax))
         order by r.ready_at
         limit _ready_partitions.partition_max;
     end if;
@@ -288,6 +297,7 @@ comment on function queen._ready_partitions(bigint, bigint, text, timestamptz, i
 create or replace function queen._place_cursor(partition_id bigint, group_id bigint, committed_offset bigint) returns void
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -360,6 +370,7 @@ create or replace function queen._claim(
 ) returns table (place integer, delivery_attempt integer)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column

@@ -37,6 +37,7 @@ create or replace function queen._append(
 )
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -368,6 +369,7 @@ create or replace function queen._push(
 ) returns table (item integer, status text, message_id uuid, message_offset bigint)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column

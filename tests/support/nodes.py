@@ -83,17 +83,6 @@ class Server:
         finally:
             await connection.close()
 
-    async def allow_copies(self) -> None:
-        """Let pg_basebackup and physical standbys in."""
-        [access] = self.embedded.folder.glob("postgres-*/pg_hba.conf")
-        with access.open("a") as file:
-            file.write("host replication all 127.0.0.1/32 scram-sha-256\n")
-        connection = await asyncpg.connect(self.admin_url)
-        try:
-            await connection.execute("select pg_reload_conf()")
-        finally:
-            await connection.close()
-
     def kill(self) -> None:
         """End every process of the server at once (SIGKILL)."""
         family = self._family()
@@ -183,32 +172,13 @@ class Nodes:
 @contextlib.contextmanager
 def three(bin_folder: Path | None = None) -> Iterator[Nodes]:
     """Yield three fresh servers that save nothing to disk in earnest."""
-    with _folder() as folder:
-        nodes = Nodes(folder, bin_folder)
-        try:
-            yield nodes
-        finally:
-            nodes.stop()
-
-
-@contextlib.contextmanager
-def one(bin_folder: Path | None = None) -> Iterator[Server]:
-    """Yield a fresh server by itself."""
-    with _folder() as folder:
-        server = Server("one", folder, bin_folder)
-        try:
-            yield server
-        finally:
-            server.stop()
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="queen-pg-nodes-", dir=fast_folder()))
     folder.chmod(0o755)
+    nodes = Nodes(folder, bin_folder)
     try:
-        yield folder
+        yield nodes
     finally:
+        nodes.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 

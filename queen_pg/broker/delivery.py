@@ -1,0 +1,52 @@
+"""What this process has delivered: so an ack need not look its messages up again.
+
+It is a hint about facts that never change: which offset a delivered message has, and which group it
+was delivered to. Whether the lease still stands is for the step to judge.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from uuid import UUID
+
+import msgspec
+
+# Messages that one process remembers; each takes some 200 bytes.
+MESSAGES_MAX = 200_000
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """What one pop was given of one partition: the offset of each transaction id."""
+
+    tenant: int
+    consumer_group: str
+    group_id: int
+    lease_id: UUID
+    offsets: Mapping[str, int]
+
+
+class Deliveries:
+    """The latest deliveries, by lease and partition."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, int], Delivery] = OrderedDict()
+        self._messages = 0
+
+    def note(self, partition_id: int, delivery: Delivery) -> None:
+        """Remember a delivery, and forget the oldest where there are too many."""
+        key = (str(delivery.lease_id), partition_id)
+        self.forget(*key)
+        self._known[key] = delivery
+        self._messages += len(delivery.offsets)
+        while self._messages > MESSAGES_MAX:
+            _, oldest = self._known.popitem(last=False)
+            self._messages -= len(oldest.offsets)
+
+    def find(self, lease_id: str, partition_id: int) -> Delivery | None:
+        """Return what was delivered under a lease from a partition."""
+        return self._known.get((lease_id, partition_id))
+
+    def forget(self, lease_id: str, partition_id: int) -> None:
+        """Drop a delivery that is settled."""
+        gone = self._known.pop((lease_id, partition_id), None)
+        if gone is not None:
+            self._messages -= len(gone.offsets)
