@@ -135,11 +135,20 @@ class Campaign:
     def check_kills(self, number: int) -> None:
         """Make sure that there were so many, and some at each moment that matters."""
         print(f"{len(self.inputs)} inputs; killed {dict(self.kills)}")
-        assert sum(self.kills.values()) == number
-        assert {Phase.BEFORE, Phase.COMMITTING, Phase.AFTER} <= set(self.kills)
+        assert sum(self.kills.values()) >= number
+        assert not self._missed
+
+    @property
+    def _missed(self) -> set[Phase]:
+        """The moments that matter and have seen no kill yet: a busy machine may take longer."""
+        return {Phase.BEFORE, Phase.COMMITTING, Phase.AFTER} - set(self.kills)
+
+    @property
+    def _killing(self) -> bool:
+        return self._left > 0 or bool(self._missed)
 
     async def _feed(self) -> None:
-        while self._left > 0:
+        while self._killing:
             if await self._sql.fetchval(OPEN, INPUTS) < BACKLOG:
                 batch = [self._new() for _ in range(BACKLOG)]
                 items = [
@@ -174,12 +183,12 @@ class Campaign:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST_WAIT_SECONDS):
                     await self._until(lambda: self._nursery.phase(slot) is moment)
-        if self._left > 0 and random.random() < STOPPED:
+        if self._killing and random.random() < STOPPED:
             os.kill(pid, signal.SIGSTOP)
             await asyncio.sleep(LEASE_SECONDS + 0.2)
             os.kill(pid, signal.SIGCONT)
             await asyncio.sleep(0.2)
-        if self._left > 0:
+        if self._killing:
             self._left -= 1
             self.kills[self._nursery.phase(slot)] += 1
         else:

@@ -168,7 +168,7 @@ async def stage(*, pooled: bool = False, small_disk: bool = False) -> AsyncItera
                 yield Stage(root, server, proxy, brokers)
         finally:
             for broker in brokers:
-                broker.kill()
+                broker.discard()
             await proxy.close()
             await asyncio.to_thread(server.stop)
     finally:

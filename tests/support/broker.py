@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from pathlib import Path
 from types import TracebackType
 
 import httpx
 
-READY_SECONDS = 30.0
-STOP_SECONDS = 20.0
+READY_SECONDS = 120.0
+STOP_SECONDS = 60.0
 POLL_SECONDS = 0.05
 
 
@@ -29,11 +30,18 @@ class Broker:
             **({} if url is None else {"QUEEN_PG_URL": url}),
             **environment,
         }
-        self._log = tempfile.NamedTemporaryFile(prefix="queen-pg-broker-", suffix=".log")  # noqa: SIM115
+        descriptor, name = tempfile.mkstemp(prefix="queen-pg-broker-", suffix=".log")
+        os.close(descriptor)
+        self._log = Path(name)
+        self._forget = weakref.finalize(self, self._log.unlink, missing_ok=True)
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Broker":
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.discard()
+            raise
         return self
 
     def __exit__(
@@ -43,7 +51,7 @@ class Broker:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
-        self._log.close()
+        self._forget()
 
     def start(self) -> None:
         """Start the process and wait until it answers."""
@@ -60,7 +68,7 @@ class Broker:
 
     def launch(self) -> None:
         """Start the process without waiting for anything."""
-        with Path(self._log.name).open("ab") as output:
+        with self._log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "queen_pg", "serve"],
                 env=self.environment,
@@ -98,9 +106,14 @@ class Broker:
             self.process.wait()
             self.process = None
 
+    def discard(self) -> None:
+        """End the process at once, and forget what it has written."""
+        self.kill()
+        self._forget()
+
     def log(self) -> str:
         """Return what the process has written so far."""
-        return Path(self._log.name).read_text(errors="replace")
+        return self._log.read_text(errors="replace")
 
 
 def free_port() -> int:
