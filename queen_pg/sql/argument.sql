@@ -22,22 +22,24 @@ $$;
 comment on function queen._refuse_size(text, text, integer) is 'Raise QU001, too large, naming the argument and its limit.';
 
 -- A queue's name and the longer one of the two others share a budget of bytes (data-plane 12).
-create or replace function queen._check_names(queue text, partition text default null, consumer_group text default null)
-returns void
+create or replace function queen._check_names(
+    queue text, partition text default null, consumer_group text default null, path text default ''
+) returns void
 language plpgsql immutable as $$
 begin
     if coalesce(_check_names.queue, '') = '' then
-        perform queen._refuse_argument('queue', 'a queue needs a name');
+        perform queen._refuse_argument(_check_names.path || 'queue', 'a queue needs a name');
     end if;
     if octet_length(_check_names.queue)
         + greatest(octet_length(_check_names.partition), octet_length(_check_names.consumer_group), 0) > 411
     then
-        perform queen._refuse_size('queue', 'a queue''s name and the longer one of partition and consumer group share 411 bytes', 411);
+        perform queen._refuse_size(_check_names.path || 'queue',
+            'a queue''s name and the longer one of partition and consumer group share 411 bytes', 411);
     end if;
 end;
 $$;
 
-comment on function queen._check_names(text, text, text) is 'Refuse names that no queue, partition or consumer group can have.';
+comment on function queen._check_names(text, text, text, text) is 'Refuse names that no queue, partition or consumer group can have.';
 
 create or replace function queen._check_message(payload json, transaction_id text, path text default '') returns void
 language plpgsql immutable as $$
@@ -48,7 +50,8 @@ begin
     elsif octet_length(_check_message.payload::text) > 16777216 then
         perform queen._refuse_size(_check_message.path || 'payload', 'a payload is at most 16 MiB', 16777216);
     elsif octet_length(_check_message.transaction_id) > 65535 then
-        perform queen._refuse_size(_check_message.path || 'transaction_id', 'a transaction id is at most 65535 bytes', 65535);
+        perform queen._refuse_size(case _check_message.path when '' then 'transaction_id' else _check_message.path || 'transactionId' end,
+                                   'a transaction id is at most 65535 bytes', 65535);
     end if;
 end;
 $$;

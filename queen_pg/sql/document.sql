@@ -87,7 +87,7 @@ begin
     if queue is null then
         perform queen._refuse_document(_read_item.path || 'queue', 'a message names its queue');
     end if;
-    perform queen._check_names(queue, partition);
+    perform queen._check_names(queue, partition, path => _read_item.path);
     perform queen._check_message(payload, transaction_id, _read_item.path);
 end;
 $$;

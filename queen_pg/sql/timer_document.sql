@@ -34,12 +34,14 @@ comment on function queen._read_timer_payload(json, text) is 'The JSON document 
 create or replace function queen._check_timer(queue text, timer_key text, partition text, payload_bytes integer, path text default '')
 returns void
 language plpgsql immutable as $$
+declare
+    v_key text := case _check_timer.path when '' then 'timer_key' else _check_timer.path || 'timerKey' end;
 begin
-    perform queen._check_names(_check_timer.queue, _check_timer.partition);
+    perform queen._check_names(_check_timer.queue, _check_timer.partition, path => _check_timer.path);
     if coalesce(_check_timer.timer_key, '') = '' then
-        perform queen._refuse_document(_check_timer.path || 'timer_key', 'a timer has a key', 'timers_key_required');
+        perform queen._refuse_document(v_key, 'a timer has a key', 'timers_key_required');
     elsif octet_length(_check_timer.timer_key) > 2048 then
-        perform queen._refuse_document(_check_timer.path || 'timer_key', 'a timer''s key is at most 2048 bytes', 'timers_key_too_long');
+        perform queen._refuse_document(v_key, 'a timer''s key is at most 2048 bytes', 'timers_key_too_long');
     elsif _check_timer.payload_bytes > 16777216 then
         perform queen._refuse_size(_check_timer.path || 'payload', 'a payload is at most 16 MiB', 16777216);
     end if;
