@@ -35,7 +35,9 @@ language sql volatile as $$
         join queen.consumer_groups g on g.id = _walk_ready.group_id
         left join queen.ready r on r.group_id = g.id and r.partition_id = w.id
         left join queen.cursors c on c.group_id = g.id and c.partition_id = w.id
-        where w.next_offset > coalesce(r.next_offset, 0)
+        where (w.next_offset > coalesce(r.next_offset, 0)
+               -- A push that came before the seeding knows when its own messages may be claimed, not the older ones.
+               or g.seed_after is not null and c.partition_id is null and r.ready_at > queen.now())
           -- What is older than the subscription is not for a group that has no cursor there yet.
           and (c.partition_id is not null
                or w.last_append_at >= case g.subscription_mode when 'new' then coalesce(g.registered_at, '-infinity')
@@ -44,8 +46,7 @@ language sql volatile as $$
         order by w.id
         on conflict (group_id, partition_id) do update
         set next_offset = greatest(ready.next_offset, excluded.next_offset),
-            ready_at = case when ready.lease_id is null and ready.next_offset < excluded.next_offset
-                            then least(ready.ready_at, excluded.ready_at) else ready.ready_at end
+            ready_at = case when ready.lease_id is null then least(ready.ready_at, excluded.ready_at) else ready.ready_at end
     )
     -- A short walk has reached the end.
     select case when count(*) = _walk_ready.batch_max then max(w.name) end, count(*)::integer from walked w;

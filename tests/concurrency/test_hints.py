@@ -225,3 +225,16 @@ async def test_a_hint_is_not_corrected_by_a_look_from_before_it_was_set_right(
         *(seen[name] for name in ("group_id", "partition_id", "next_offset", "ready_at")),
     )
     assert await found(one) == [0]
+
+
+async def test_a_group_finds_the_old_under_a_delay_that_hides_the_new(
+    clocked: Process, clock: ClockedDatabase
+) -> None:
+    """A push between a group's birth and its first look enters a hint for what it pushed."""
+    await clocked.configure("shop.b", delayedProcessing=60, namespace="shop")
+    await clocked.push([clocked.item("shop.a", "p"), clocked.item("shop.b", "p")])
+    clock.moment += timedelta(seconds=60)
+    # This pop begins the group on both queues, and has no room for the second.
+    await clocked.pop(None, namespace="shop", consumer_group="g", batch=1)
+    await clocked.push_one("shop.b", "p")
+    assert offsets(await clocked.pop("shop.b", consumer_group="g")) == [0]

@@ -21,7 +21,7 @@ async def until_blocked(holder: asyncpg.Connection) -> None:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-async def until(session: asyncpg.Connection, condition: str) -> None:
+async def until(session: asyncpg.Connection | asyncpg.Pool, condition: str) -> None:
     """Return once a query answers true."""
     async with asyncio.timeout(WAIT_SECONDS):
         while not await session.fetchval(condition):
