@@ -69,6 +69,7 @@ def main() -> None:
 main.add_command(commands.failover)
 main.add_command(commands.log)
 main.add_command(commands.replica)
+main.add_command(commands.restored)
 
 
 @main.command("serve")

@@ -224,11 +224,13 @@ class Watch:
 
 async def connect(url: str, *, pooler: bool = False) -> asyncpg.Connection:
     """Open a connection to one host that may write even where the database is read-only."""
+    # Whatever the URL wants of the host that is used: here each one is to say what it is.
     if pooler:
         # Such a pooler refuses most start parameters, and keeps no statement.
-        return await asyncpg.connect(url, statement_cache_size=0)
+        return await asyncpg.connect(url, target_session_attrs="any", statement_cache_size=0)
     return await asyncpg.connect(
         url,
+        target_session_attrs="any",
         server_settings={
             "application_name": "queen-pg",
             "timezone": "UTC",

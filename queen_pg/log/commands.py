@@ -13,7 +13,7 @@ from queen_pg import leader
 from queen_pg.config import Settings, SettingsError
 from queen_pg.embedded import DATABASE, SUPERUSER, running
 from queen_pg.leader import parse_address
-from queen_pg.log import feed, statement
+from queen_pg.log import feed, restore, statement
 from queen_pg.log import promote as promotion
 from queen_pg.log import replica as followers
 from queen_pg.log import slot as slot_module
@@ -164,6 +164,16 @@ def rejoin(address: str, name: str | None, dry_run: bool) -> None:
 def remove(name: str, dry_run: bool) -> None:
     """Let a follower go; its copy stays, and takes no writes."""
     _with_cluster(lambda cluster: followers.remove(cluster, name), dry=dry_run)
+
+
+@click.command("restored")
+@click.option(
+    "--epoch", type=click.IntRange(1), help="The epoch to begin; by default 10 after the backup's."
+)
+@DRY_RUN
+def restored(epoch: int | None, dry_run: bool) -> None:
+    """Say that this database was restored from a backup: begin a new epoch, without followers."""
+    _with_cluster(lambda cluster: restore.restored(cluster, epoch), dry=dry_run)
 
 
 @click.command("failover")

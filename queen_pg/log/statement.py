@@ -173,6 +173,11 @@ def lead(epoch: int, node: str) -> str:
     return f"select queen._lead({epoch}, {literal(node)})"
 
 
+def begin(epoch: int) -> str:
+    """Be the primary of a log that has no other node."""
+    return f"select queen._begin({epoch})"
+
+
 def reinstate() -> str:
     """Take writes again, after a hand-over that did not come about."""
     return "update queen.epoch set role = 'primary', fenced_by = null where role = 'fenced'"

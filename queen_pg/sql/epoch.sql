@@ -104,6 +104,17 @@ $$;
 
 comment on function queen._lead(bigint, text) is 'Be the primary of an epoch, under a name, with every sequence past what the log has shown.';
 
+create or replace function queen._begin(number bigint) returns void
+language plpgsql as $$
+begin
+    perform queen._lead(_begin.number, null);
+    delete from queen.nodes;
+    update queen.quorum q set size = 0 where q.sole;
+end;
+$$;
+
+comment on function queen._begin(bigint) is 'Be the primary of an epoch in a log that has no other node: after a restore.';
+
 -- Slots tell anybody what a follower has confirmed; the seconds are for those who may read statistics.
 create or replace function queen._log_state() returns table (
     number bigint, role text, node text, in_recovery boolean, quorum integer, follower text, synchronous boolean,

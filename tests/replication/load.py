@@ -77,13 +77,13 @@ class Load:
         if not set(self.pushed) <= self.stepped:
             # A step that did not happen after all comes again when its lease has run out.
             await asyncio.sleep(2 * LEASE_SECONDS)
-        await self.stop()
-        for task in self._tasks:
-            await task
+        self._working = False
+        await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
         """Stop at once, whatever was reached."""
-        self._pushing = self._working = False
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._http.aclose()
 

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ import asyncpg
 from queen_pg.config import Settings
 from queen_pg.embedded import DATABASE, EmbeddedServer
 from queen_pg.log.node import Cluster
+from tests.support.broker import free_port
 from tests.support.link import Link
 from tests.support.server import fast_folder
 
@@ -42,9 +44,13 @@ SETTINGS = ("alter system set wal_retrieve_retry_interval = '200ms'", "select pg
 class Server:
     """One node's server process."""
 
-    def __init__(self, name: str, folder: Path, bin_folder: Path | None) -> None:
+    def __init__(
+        self, name: str, folder: Path, bin_folder: Path | None, *, durable: bool = False
+    ) -> None:
         self.name = name
-        self.embedded = EmbeddedServer(folder, bin_folder=bin_folder, durable=False)
+        self.embedded = EmbeddedServer(
+            folder, bin_folder=bin_folder, port=free_port(), durable=durable
+        )
         self.embedded.start()
         self.link = Link(self.port)
 
@@ -80,6 +86,17 @@ class Server:
             later = connection.get_server_version().major >= 16
             for text in (*RIGHTS, *(RIGHTS_16 if later else ()), *SETTINGS):
                 await connection.execute(text.format(password=PASSWORD))
+        finally:
+            await connection.close()
+
+    async def allow_copies(self) -> None:
+        """Let pg_basebackup and physical standbys in."""
+        [access] = self.embedded.folder.glob("postgres-*/pg_hba.conf")
+        with access.open("a") as file:
+            file.write("host replication all 127.0.0.1/32 scram-sha-256\n")
+        connection = await asyncpg.connect(self.admin_url)
+        try:
+            await connection.execute("select pg_reload_conf()")
         finally:
             await connection.close()
 
@@ -128,8 +145,13 @@ class Server:
 class Nodes:
     """Three servers, named a, b and c; `a` is the primary of a new log."""
 
-    def __init__(self, folder: Path, bin_folder: Path | None) -> None:
-        self._servers = {name: Server(name, _subfolder(folder, name), bin_folder) for name in NAMES}
+    def __init__(self, folder: Path, bin_folder: Path | None, *, durable: bool = False) -> None:
+        def make(name: str) -> Server:
+            return Server(name, _subfolder(folder, name), bin_folder, durable=durable)
+
+        # Side by side: most of a start is waiting for the disk.
+        with ThreadPoolExecutor() as pool:
+            self._servers = {server.name: server for server in pool.map(make, NAMES)}
         self.said: list[str] = []
 
     def __getitem__(self, name: str) -> Server:
@@ -170,15 +192,34 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def three(bin_folder: Path | None = None) -> Iterator[Nodes]:
-    """Yield three fresh servers that save nothing to disk in earnest."""
-    folder = Path(tempfile.mkdtemp(prefix="queen-pg-nodes-", dir=fast_folder()))
+def three(bin_folder: Path | None = None, *, durable: bool = False) -> Iterator[Nodes]:
+    """Yield three fresh servers, which save nothing to disk in earnest unless they are durable."""
+    with _folder(None if durable else fast_folder()) as folder:
+        nodes = Nodes(folder, bin_folder, durable=durable)
+        try:
+            yield nodes
+        finally:
+            nodes.stop()
+
+
+@contextlib.contextmanager
+def one(bin_folder: Path | None = None) -> Iterator[Server]:
+    """Yield a fresh server by itself."""
+    with _folder(fast_folder()) as folder:
+        server = Server("one", folder, bin_folder)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@contextlib.contextmanager
+def _folder(place: Path | None) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="queen-pg-nodes-", dir=place))
     folder.chmod(0o755)
-    nodes = Nodes(folder, bin_folder)
     try:
-        yield nodes
+        yield folder
     finally:
-        nodes.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
