@@ -128,3 +128,52 @@ async def test_a_version_drawn_before_a_wait_is_drawn_again(
     assert result["applied"]
     assert result["version"] > highest
     assert await watcher.fetchval("select version from queen.kv") == result["version"]
+
+
+async def test_a_check_compares_and_changes_nothing(conn: asyncpg.Connection) -> None:
+    version = await conn.fetchval("select version from queen.kv_put('n', 'k', '1')")
+    check = "select * from queen.kv_check('n', $1, $2)"
+    assert (await conn.fetchrow(check, "k", version))["applied"]
+    lost = await conn.fetchrow(check, "k", version + 1)
+    assert (lost["applied"], lost["reason"], lost["stored"]) == (False, "version", "1")
+    assert (await conn.fetchrow(check, "k", 0))["reason"] == "exists"
+    assert (await conn.fetchrow(check, "absent", 0))["applied"]
+    assert (await conn.fetchrow(check, "absent", 1))["reason"] == "absent"
+
+
+async def test_a_checked_absence_holds_until_the_commit(
+    sessions: list[asyncpg.Connection],
+) -> None:
+    first, second, watcher = sessions
+    async with first.transaction():
+        assert (await first.fetchrow("select * from queen.kv_check('n', 'k', 0)"))["applied"]
+        put = asyncio.create_task(
+            second.fetchrow("select * from queen.kv_put('n', 'k', '1', expect => 0)")
+        )
+        await until_waiting(watcher, second)
+        assert await first.fetch("select * from queen.kv_list('n')") == []
+    assert (await put)["applied"]
+
+
+async def test_once_is_once_until_it_is_rolled_back_or_over(conn: asyncpg.Connection) -> None:
+    once = "select queen.kv_once('n', 'k', '1 hour')"
+    rolled_back = conn.transaction()
+    await rolled_back.start()
+    assert await conn.fetchval(once)
+    await rolled_back.rollback()
+    assert [await conn.fetchval(once) for _ in range(3)] == [True, False, False]
+    await conn.execute("select set_config('queen.fake_now', '2099-01-01', true)")
+    assert await conn.fetchval(once)
+    await conn.execute("select set_config('queen.fake_now', '', true)")
+
+
+async def test_a_list_has_the_live_keys_of_a_prefix_in_byte_order(
+    conn: asyncpg.Connection,
+) -> None:
+    for key in ("a:2", "a:1", "a:%", "b", "a:é"):
+        await conn.execute("select queen.kv_put('n', $1, '1')", key)
+    await conn.execute("select queen.kv_put('n', 'a:dead', '1', ttl => '1 microsecond')")
+    keys = "select key from queen.kv_list('n', 'a:', $1, $2)"
+    assert [row[0] for row in await conn.fetch(keys, None, 100)] == ["a:%", "a:1", "a:2", "a:é"]
+    assert [row[0] for row in await conn.fetch(keys, "a:%", 2)] == ["a:1", "a:2"]
+    assert len(await conn.fetch("select * from queen.kv_list('n')")) == 5
