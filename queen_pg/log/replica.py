@@ -170,6 +170,8 @@ async def _publish(node: Node, tables: list[str]) -> None:
 async def _subscribe(cluster: Cluster, primary: Node, follower: Node, name: str) -> None:
     subscription = follower.facts.subscription
     if subscription is None:
+        # What it kept for others is of a copy that is no more.
+        await _drop_slots(cluster, follower)
         await fresh_slot(primary, name)
         await follower.batch(copy_texts(cluster, primary, follower, name))
         await mark_read_only(follower)
@@ -331,12 +333,20 @@ async def remove(cluster: Cluster, name: str) -> None:
             [*statement.unsubscribe(follower.facts.subscription), statement.retire()]
         )
     for node in (primary, *cluster.followers):
-        if node is not follower:
+        if node is follower:
+            await _drop_slots(cluster, node)
+        else:
             await drop_slot_of(node, name)
     await primary.run(statement.forget_node(name))
     if not cluster.dry:
         await cluster.refresh()
         await standby.arrange(cluster)
+
+
+async def _drop_slots(cluster: Cluster, node: Node) -> None:
+    """Keep nothing on a node for any other."""
+    for member in cluster.members:
+        await drop_slot_of(node, member)
 
 
 async def drop_slot_of(node: Node, name: str) -> None:
@@ -373,9 +383,7 @@ async def rejoin(cluster: Cluster, address: Address, name: str | None = None) ->
         if node.sight.leads:
             await node.run(statement.fence(primary.epoch))
         await drain(node)
-        for slot in node.facts.slots:
-            if slot in {statement.slot(member) for member in cluster.members}:
-                await drop_slot_of(node, slot.removeprefix(statement.slot("")))
+        await _drop_slots(cluster, node)
         aside = _unused(f"queen_before_epoch_{primary.epoch}", node.facts.kept)
         await node.batch(
             [

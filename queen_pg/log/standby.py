@@ -166,9 +166,14 @@ async def position(candidate: Node, follower: str, progress: int) -> int | None:
     row = await candidate.fetchrow("log_confirmed", slot)
     if row is None or row["lsn"] is None or row["wal_status"] == "lost":
         return None
+    try:
+        steps = await candidate.fetch("log_origins", slot, statement.PUBLICATION)
+    except asyncpg.PostgresError:
+        # Whatever is wrong with it, a copy mends it.
+        return None
     found = 0
     came_from = None
-    for step in await candidate.fetch("log_origins", slot, statement.PUBLICATION):
+    for step in steps:
         data: bytes = step["data"]
         if data[:1] == b"B":
             came_from = None
