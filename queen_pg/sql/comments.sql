@@ -143,6 +143,7 @@ comment on table queen.epoch is 'What this node is in the replicated log; one ro
 comment on column queen.epoch.sole is 'True: there is one row.';
 comment on column queen.epoch.number is 'Number of the epoch that the node knows of.';
 comment on column queen.epoch.role is 'What the node is in it: primary, follower or fenced. Only a primary takes writes.';
+comment on column queen.epoch.fenced_by is 'Epoch that has passed by this node, once it is fenced.';
 comment on column queen.epoch.node is 'Name of the node.';
 comment on column queen.epoch.changed_at is 'When the node last changed its role.';
 
