@@ -122,7 +122,7 @@ async def steps(_task: dict[str, Any], place: int, db: asyncpg.Connection, tally
     while clock() < tally.until:
         number += 1
         started = clock()
-        key = f"{place}-{number % 100}"
+        key = f"{place}-{number % 10}"
         moment = datetime.now(UTC)
         later = moment + timedelta(hours=1)
         places.turn()

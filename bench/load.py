@@ -145,7 +145,7 @@ def step(task: dict[str, Any], place: int, tally: Tally) -> Program:
             continue
         for message in _popped.decode(response.body).messages:
             number += 1
-            key = f"{place}-{number % 100}"
+            key = f"{place}-{number % 10}"
             started = clock()
             body = (
                 f'{{"operations":[{{"type":"ack","transactionId":"{message.transaction_id}",'

@@ -28,6 +28,7 @@ from queen_pg.broker.claim import Span, claim
 from queen_pg.broker.delivery import Deliveries
 from queen_pg.broker.partition import PartitionIds, PartitionName
 from queen_pg.broker.push import Batch, PushItem, PushResult
+from queen_pg.broker.transaction import Transaction, Verdict, commit
 from queen_pg.config import Settings
 from queen_pg.database import Database
 from queen_pg.errors import (
@@ -333,6 +334,12 @@ class Conveyor:
         results: list[Any] = [None] * len(items)
         _fill(results, shares, [acked.results for acked in answers])
         return Acked(results, sorted({group for acked in answers for group in acked.woken}))
+
+    async def commit(self, tenant: int, transaction: Transaction, deadline: float) -> Verdict:
+        """Carry out a step, in a transaction of its own and beside the lanes."""
+        return await commit(
+            self._db, tenant, transaction, deadline, ids=self._ids, deliveries=self._deliveries
+        )
 
     async def claim(self, spans: Sequence[Span], deadline: float) -> list[int | None]:
         """Claim spans, as `broker.claim` does; raise Held and claim nothing where one is held."""

@@ -100,16 +100,11 @@ async def ack_calls(
     ]
     results: list[AckResult | None] = [None] * len(acks)
     woken: set[int] = set()
-    targets = _common(calls)
-    if targets:
-        located = _remembered(deliveries or Deliveries(), tenant, targets, acks)
-        unknown = [target for target in targets if target.places[0] not in located]
-        if unknown:
-            located |= await _look_up(db, tenant, unknown, acks, deadline)
-        completions = _completions(targets, located)
+    completions = await locate(db, tenant, calls, deadline, deliveries)
+    if completions:
         woken.update(await _complete(db, completions, results, deadline, patient))
         if deliveries is not None:
-            _forget(deliveries, targets, results)
+            _forget(deliveries, completions, results)
     rest = [place for place, result in enumerate(results) if result is None]
     if rest:
         documents = [acks[place][2].document(acks[place][1], acks[place][0]) for place in rest]
@@ -118,6 +113,31 @@ async def ack_calls(
         for place, result in zip(rest, judged.results, strict=True):
             results[place] = result
     return Acked([result for result in results if result is not None], sorted(woken))
+
+
+async def locate(
+    db: Database,
+    tenant: int,
+    calls: Sequence[tuple[str, Sequence[AckItem]]],
+    deadline: float,
+    deliveries: Deliveries | None = None,
+) -> list["Completion"]:
+    """Return the common acks among those of the calls, as queen._complete takes them, by cursor."""
+    targets = _common(calls)
+    acks = [(group, item) for group, items in calls for item in items]
+    located = _remembered(deliveries or Deliveries(), tenant, targets, acks)
+    unknown = [target for target in targets if target.places[0] not in located]
+    if unknown:
+        located |= await _look_up(db, tenant, unknown, acks, deadline)
+    return _completions(targets, located)
+
+
+def arguments(completions: Sequence["Completion"]) -> dict[str, list[Any]]:
+    """Return the arguments of queen._complete."""
+    return {
+        name: [getattr(each, name) for each in completions]
+        for name in ("partition_id", "group_id", "lease_id", "first_offset", "last_offset")
+    }
 
 
 class _Target(msgspec.Struct):
@@ -129,7 +149,7 @@ class _Target(msgspec.Struct):
     places: list[int]
 
 
-class _Completion(msgspec.Struct):
+class Completion(msgspec.Struct):
     """Targets on one cursor, each beginning above the one before: what queen._complete takes."""
 
     partition_id: int
@@ -174,7 +194,7 @@ def _remembered(
     deliveries: Deliveries,
     tenant: int,
     targets: Sequence[_Target],
-    acks: Sequence[tuple[int, str, AckItem]],
+    acks: Sequence[tuple[str, AckItem]],
 ) -> dict[int, tuple[int, int]]:
     """Return group and offset for the acks, by place, of targets that this process delivered."""
     located: dict[int, tuple[int, int]] = {}
@@ -185,7 +205,7 @@ def _remembered(
             target.consumer_group,
         ):
             continue
-        offsets = [delivery.offsets.get(acks[place][2].transaction_id) for place in target.places]
+        offsets = [delivery.offsets.get(acks[place][1].transaction_id) for place in target.places]
         for place, offset in zip(target.places, offsets, strict=True):
             if offset is not None and None not in offsets:
                 located[place] = (delivery.group_id, offset)
@@ -196,7 +216,7 @@ async def _look_up(
     db: Database,
     tenant: int,
     targets: Sequence[_Target],
-    acks: Sequence[tuple[int, str, AckItem]],
+    acks: Sequence[tuple[str, AckItem]],
     deadline: float,
 ) -> dict[int, tuple[int, int]]:
     """Find group and offset for the acks of targets; those whose message is unclear are left out.
@@ -208,18 +228,18 @@ async def _look_up(
         "_locate_acks",
         deadline=deadline,
         tenant=tenant,
-        partition_id=[acks[place][2].partition_id for place in places],
-        consumer_group=[acks[place][1] for place in places],
-        transaction_id=[acks[place][2].transaction_id for place in places],
+        partition_id=[acks[place][1].partition_id for place in places],
+        consumer_group=[acks[place][0] for place in places],
+        transaction_id=[acks[place][1].transaction_id for place in places],
     )
     return {places[row["place"] - 1]: (row["group_id"], row["message_offset"]) for row in rows}
 
 
 def _completions(
     targets: Sequence[_Target], located: Mapping[int, tuple[int, int]]
-) -> list[_Completion]:
+) -> list[Completion]:
     """Return what queen._complete can take, by cursor; the rest is left to judgement."""
-    completions: dict[tuple[int, int], _Completion] = {}
+    completions: dict[tuple[int, int], Completion] = {}
     for target in targets:
         if not all(place in located for place in target.places):
             continue
@@ -228,7 +248,7 @@ def _completions(
         key = (target.partition_id, located[target.places[0]][0])
         before = completions.get(key)
         if before is None:
-            completions[key] = _Completion(*key, target.lease_id, first, last, [target])
+            completions[key] = Completion(*key, target.lease_id, first, last, [target])
         elif before.lease_id == target.lease_id and before.last_offset < first:
             before.last_offset = last
             before.targets.append(target)
@@ -236,17 +256,17 @@ def _completions(
 
 
 def _forget(
-    deliveries: Deliveries, targets: Sequence[_Target], results: Sequence[AckResult | None]
+    deliveries: Deliveries, completions: Sequence[Completion], results: Sequence[AckResult | None]
 ) -> None:
     """Forget deliveries that are settled."""
-    for target in targets:
-        if results[target.places[-1]] is RELEASED:
-            deliveries.forget(str(target.lease_id), target.partition_id)
+    for each in completions:
+        if results[each.targets[-1].places[-1]] is RELEASED:
+            deliveries.forget(str(each.lease_id), each.partition_id)
 
 
 async def _complete(
     db: Database,
-    completions: Sequence[_Completion],
+    completions: Sequence[Completion],
     results: list[AckResult | None],
     deadline: float,
     patient: bool,
@@ -256,15 +276,7 @@ async def _complete(
         return []
 
     async def attempt() -> asyncpg.Record:
-        [row] = await db.step(
-            "_complete",
-            deadline=deadline,
-            partition_id=[each.partition_id for each in completions],
-            group_id=[each.group_id for each in completions],
-            lease_id=[each.lease_id for each in completions],
-            first_offset=[each.first_offset for each in completions],
-            last_offset=[each.last_offset for each in completions],
-        )
+        [row] = await db.step("_complete", deadline=deadline, **arguments(completions))
         return row
 
     row = await db.retry("ack", deadline, attempt, patient=patient)

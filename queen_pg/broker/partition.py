@@ -1,7 +1,7 @@
 """Partitions by name: their ids, which never change, so that a step need not look them up."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from queen_pg.database import Database
 
@@ -47,6 +47,18 @@ class PartitionIds:
             self._ids.move_to_end(key)
         return found
 
+    async def resolve(
+        self, tenant: int, names: Sequence[PartitionName], deadline: float
+    ) -> dict[PartitionName, int]:
+        """Return the ids of those partitions that exist, looking up only what is not known."""
+        ids = {name: found for name in names if (found := self.known(tenant, name)) is not None}
+        unknown = [name for name in names if name not in ids]
+        if unknown:
+            found_now = await resolve(self._db, tenant, unknown, deadline)
+            self._remember(tenant, found_now)
+            ids |= found_now
+        return ids
+
     async def ensure(
         self, tenant: int, names: Sequence[PartitionName], deadline: float
     ) -> dict[PartitionName, int]:
@@ -68,11 +80,14 @@ class PartitionIds:
             return ids
 
         found = await self._db.retry("create_partitions", deadline, attempt)
+        self._remember(tenant, found)
+        return found
+
+    def _remember(self, tenant: int, found: Mapping[PartitionName, int]) -> None:
         for name, partition_id in found.items():
             self._ids[tenant, name] = partition_id
         while len(self._ids) > IDS_MAX:
             self._ids.popitem(last=False)
-        return found
 
     def forget(self, tenant: int, names: Iterable[PartitionName]) -> None:
         """Drop ids that proved to be gone."""

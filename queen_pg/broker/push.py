@@ -130,14 +130,16 @@ class Arrays(msgspec.Struct, frozen=True):
                 )
             )
         [row] = await db.step(
-            "_append",
-            deadline=deadline,
-            tenant=tenant,
-            **self.arguments,
-            group_first=list(itertools.accumulate(self.sizes[:-1], initial=1)),
-            group_size=self.sizes,
+            "_append", deadline=deadline, tenant=tenant, **self.arguments, **self.extents()
         )
-        return self._appended(row)
+        return self.appended(row)
+
+    def extents(self) -> dict[str, list[int]]:
+        """Return where each group begins, and its size: what queen._append takes besides."""
+        return {
+            "group_first": list(itertools.accumulate(self.sizes, initial=1))[:-1],
+            "group_size": self.sizes,
+        }
 
     def results(self, rows: Iterable[Mapping[str, Any]]) -> list[PushResult]:
         """Return the results that queen._push answered, in the order of the call."""
@@ -152,7 +154,7 @@ class Arrays(msgspec.Struct, frozen=True):
             )
         return results
 
-    def _appended(self, row: Mapping[str, Any]) -> list[PushResult]:
+    def appended(self, row: Mapping[str, Any]) -> list[PushResult]:
         """Return the results of queen._append: ids as queen._appended_id makes them."""
         results: list[Any] = [None] * len(self.places)
         message_ids = self.arguments["item_message_id"]

@@ -6,11 +6,20 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from queen_pg.broker.ack import AckItem, AckResult
-from queen_pg.broker.partition import resolve
+from queen_pg.broker.ack import (
+    KEPT,
+    RELEASED,
+    AckItem,
+    AckResult,
+    Completion,
+    arguments,
+    locate,
+)
+from queen_pg.broker.delivery import Deliveries
+from queen_pg.broker.partition import PartitionIds
 from queen_pg.broker.push import Arrays, Batch, PushItem, PushResult
 from queen_pg.database import Database
-from queen_pg.errors import DuplicateMessage, Refused
+from queen_pg.errors import DuplicateMessage, Refused, Stale
 
 ROLLED_BACK = {
     "rejected_ack": "an ack was rejected (its lease is gone, or its message is already committed"
@@ -77,51 +86,144 @@ class Verdict(msgspec.Struct, frozen=True):
     woken: list[int] = []
 
 
-async def commit(db: Database, tenant: int, transaction: Transaction, deadline: float) -> Verdict:
+async def commit(
+    db: Database,
+    tenant: int,
+    transaction: Transaction,
+    deadline: float,
+    *,
+    ids: PartitionIds | None = None,
+    deliveries: Deliveries | None = None,
+) -> Verdict:
     """Carry out a step, all or nothing; a verdict against it is a result, not an error.
 
     Names and transaction ids are resolved before the step begins: they never change, and a step
-    that looked them up would read index pages into which others insert. The first run is
-    optimistic; what it cannot judge is judged carefully by a second.
+    that looked them up would read index pages into which others insert. `ids` and `deliveries` are
+    what this process remembers of them. The first run is optimistic; what it cannot judge is judged
+    carefully by a second.
     """
+    ids = ids or PartitionIds(db)
     batch = Batch(transaction.items)
-    acks = _json([item.document(item.consumer_group) for item in transaction.acks])
-    kv = _json(transaction.kv)
-    timers = _json(transaction.timers)
     careful = False
 
     async def attempt() -> Verdict:
         nonlocal careful
-        arrays = batch.lay_out(await resolve(db, tenant, batch.names, deadline))
-        resolved = "[]"
-        if transaction.acks:
-            [[resolved]] = await db.read(
-                "_resolve_acks", deadline=deadline, tenant=tenant, acks=acks
-            )
-        positions = await _resolve_positions(db, tenant, transaction.positions, deadline)
-        if positions is None:
-            return _refusal("queue_not_found")
         try:
-            [row] = await db.step(
-                "_transaction",
-                deadline=deadline,
-                tenant=tenant,
-                acks=acks,
-                resolved=resolved,
-                **arrays.arguments,
-                positions=positions,
-                kv=kv,
-                timers=timers,
-                careful=careful,
+            arrays = batch.lay_out(await ids.resolve(tenant, batch.names, deadline))
+            common = not careful and await _common_acks(
+                db, tenant, transaction, deadline, deliveries
             )
+            if common:
+                return await _transact(db, tenant, transaction, arrays, common, deadline)
+            return await _judge(db, tenant, transaction, arrays, deadline, careful=careful)
         except (DuplicateMessage, Refused):
             if careful:
                 raise
             careful = True
             return await attempt()
-        return _verdict(row, arrays)
+        except Stale:
+            ids.forget(tenant, batch.names)
+            raise
 
     return await db.retry("transaction", deadline, attempt)
+
+
+class _Common(msgspec.Struct):
+    """A step's acks as queen._complete takes them, and the place of each of them in the step."""
+
+    completions: Sequence[Completion]
+    places: Sequence[int]
+
+
+async def _common_acks(
+    db: Database,
+    tenant: int,
+    transaction: Transaction,
+    deadline: float,
+    deliveries: Deliveries | None,
+) -> _Common | None:
+    """Return the acks of a common step, or None when something about it needs judgement."""
+    if transaction.positions:
+        return None
+    by_group: dict[str, list[int]] = {}
+    for place, item in enumerate(transaction.acks):
+        by_group.setdefault(item.consumer_group, []).append(place)
+    calls = [
+        (group, [transaction.acks[place] for place in places]) for group, places in by_group.items()
+    ]
+    completions = await locate(db, tenant, calls, deadline, deliveries) if calls else []
+    covered = sum(len(target.places) for each in completions for target in each.targets)
+    if covered < len(transaction.acks):
+        return None
+    return _Common(completions, [place for places in by_group.values() for place in places])
+
+
+async def _transact(
+    db: Database,
+    tenant: int,
+    transaction: Transaction,
+    arrays: Arrays,
+    common: _Common,
+    deadline: float,
+) -> Verdict:
+    """Carry out a common step; raise Refused where something has to be judged."""
+    [row] = await db.step(
+        "_transact",
+        deadline=deadline,
+        tenant=tenant,
+        **{f"ack_{name}": value for name, value in arguments(common.completions).items()},
+        **arrays.arguments,
+        **arrays.extents(),
+        kv=_json(transaction.kv),
+        timers=_json(transaction.timers),
+    )
+    if row["reason"] is not None:
+        return _refusal(row["reason"])
+    acks = [KEPT] * len(transaction.acks)
+    for each, released in zip(common.completions, row["released"] or (), strict=True):
+        for target in each.targets:
+            for place in target.places:
+                acks[common.places[place]] = RELEASED if released else KEPT
+    return Verdict(
+        success=True,
+        acks=acks,
+        pushes=arrays.appended(row) if transaction.items else [],
+        kv=row["kv_results"] or [],
+        timers=row["timer_results"] or [],
+        woken=row["woken"] or [],
+    )
+
+
+async def _judge(
+    db: Database,
+    tenant: int,
+    transaction: Transaction,
+    arrays: Arrays,
+    deadline: float,
+    *,
+    careful: bool,
+) -> Verdict:
+    """Carry out a step whose acks have to be judged, or, carefully, any step."""
+    acks = _json([item.document(item.consumer_group) for item in transaction.acks])
+    resolved = "[]"
+    if transaction.acks:
+        [[resolved]] = await db.read("_resolve_acks", deadline=deadline, tenant=tenant, acks=acks)
+    positions = await _resolve_positions(db, tenant, transaction.positions, deadline)
+    if positions is None:
+        return _refusal("queue_not_found")
+    [row] = await db.step(
+        "_transaction",
+        deadline=deadline,
+        tenant=tenant,
+        acks=acks,
+        resolved=resolved,
+        **arrays.arguments,
+        positions=positions,
+        kv=_json(transaction.kv),
+        timers=_json(transaction.timers),
+        careful=careful,
+    )
+    return _verdict(row, arrays)
 
 
 def _verdict(row: asyncpg.Record, arrays: Arrays) -> Verdict:

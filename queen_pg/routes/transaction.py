@@ -134,8 +134,7 @@ async def transaction(request: wire.AnyRequest) -> ASGIResponse:
         await _check_encryption(database, tenant, call)
     except _Refused as refusal:
         return _refusal(str(transaction_id), refusal.reason, str(refusal), refusal.status)
-    verdict = await broker.commit(
-        database,
+    verdict = await wire.conveyor(request).commit(
         tenant,
         Transaction(
             acks=call.acks,

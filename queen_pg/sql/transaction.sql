@@ -6,6 +6,101 @@
 -- on index pages that strangers insert into. Where it meets a duplicate or a lost condition it raises, is rolled
 -- back, and the careful run finds the verdict.
 
+-- The common step, whose acks only complete messages of live leases (_complete) and which has no positions: everything
+-- is written blindly. Raises QU901 when an ack or a condition has to be judged, and what _append raises.
+create or replace function queen._transact(
+    tenant integer,
+    ack_partition_id bigint[],
+    ack_group_id bigint[],
+    ack_lease_id uuid[],
+    ack_first_offset bigint[],
+    ack_last_offset bigint[],
+    group_queue text[],
+    group_partition text[],
+    group_partition_id bigint[],
+    group_first integer[],
+    group_size integer[],
+    item_group integer[],
+    item_message_id uuid[],
+    item_transaction_id text[],
+    item_trace_id uuid[],
+    item_producer_sub text[],
+    item_payload text[],
+    kv jsonb,
+    timers jsonb,
+    out reason text,
+    out released boolean[],
+    out first_offset bigint[],
+    out head text[],
+    out tail text,
+    out kv_results text[],
+    out timer_results text[],
+    out woken bigint[]
+)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_done record;
+    v_moment timestamptz;
+begin
+    reason := queen._switched_off(_transact.kv, _transact.timers);
+    if reason is not null then
+        return;
+    end if;
+    if cardinality(_transact.ack_partition_id) > 0 then
+        v_done := queen._complete(_transact.ack_partition_id, _transact.ack_group_id, _transact.ack_lease_id,
+                                  _transact.ack_first_offset, _transact.ack_last_offset);
+        if cardinality(v_done.place) is distinct from cardinality(_transact.ack_partition_id) then
+            perform queen._fail('QU901', 'an ack is to be judged');
+        end if;
+        released := v_done.released;
+        woken := v_done.woken;
+    end if;
+    if cardinality(_transact.item_group) > 0 then
+        v_done := queen._append(
+            _transact.tenant, _transact.group_queue, _transact.group_partition, _transact.group_partition_id, _transact.group_first,
+            _transact.group_size, _transact.item_group, _transact.item_message_id, _transact.item_transaction_id,
+            _transact.item_trace_id, _transact.item_producer_sub, _transact.item_payload);
+        first_offset := v_done.first_offset;
+        head := v_done.head;
+        tail := v_done.tail;
+    end if;
+    v_moment := queen.now();
+    if jsonb_array_length(_transact.kv) > 0 then
+        select array_agg(k.result::text order by k.operation_index) into kv_results
+        from queen._kv_write(_transact.tenant, _transact.kv, v_moment, false) k;
+    end if;
+    if jsonb_array_length(_transact.timers) > 0 then
+        select array_agg(t.result::text order by t.operation_index) into timer_results
+        from queen._timers_apply(_transact.tenant, _transact.timers, v_moment) t;
+    end if;
+end;
+$$;
+
+comment on function queen._transact(
+    integer, bigint[], bigint[], uuid[], bigint[], bigint[], text[], text[], bigint[], integer[], integer[], integer[], uuid[],
+    text[], uuid[], text[], text[], jsonb, jsonb
+) is 'The common step, written blindly; a reason, and nothing written, when a switch is thrown.';
+
+create or replace function queen._switched_off(kv jsonb, timers jsonb) returns text
+language plpgsql stable as $$
+begin
+    if jsonb_array_length(_switched_off.kv) > 0 and not queen._switched_on('kv') then
+        return 'kv_disabled';
+    end if;
+    if exists (select from jsonb_array_elements(_switched_off.timers) t where t ->> 'op' <> 'cancel')
+       and not queen._switched_on('timers_schedule') then
+        return 'timers_disabled';
+    end if;
+    return null;
+end;
+$$;
+
+comment on function queen._switched_off(jsonb, jsonb) is 'The reason why a step with these KV and timer operations must not be, or null.';
+
 create or replace function queen._transaction(
     tenant integer,
     acks jsonb,
@@ -36,6 +131,7 @@ create or replace function queen._transaction(
 )
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -43,13 +139,8 @@ declare
     v_repeats boolean;
     v_moment timestamptz;
 begin
-    if jsonb_array_length(_transaction.kv) > 0 and not queen._switched_on('kv') then
-        reason := 'kv_disabled';
-        return;
-    end if;
-    if exists (select from jsonb_array_elements(_transaction.timers) t where t ->> 'op' <> 'cancel')
-       and not queen._switched_on('timers_schedule') then
-        reason := 'timers_disabled';
+    reason := queen._switched_off(_transaction.kv, _transaction.timers);
+    if reason is not null then
         return;
     end if;
 

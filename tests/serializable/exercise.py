@@ -159,6 +159,23 @@ async def _step(db: Database, waiters: Waiters, queue_name: str) -> None:
         timers=step.timers,
     )
     assert (await commit(db, 1, twice, soon())).success
+    answer = await _pop(waiters, queue_name, "workers", partitions=2)
+    common = Transaction(
+        acks=[
+            TransactionAck(
+                claim.partition_id,
+                message.transaction_id,
+                lease_id=str(answer.lease_id),
+                consumer_group="workers",
+            )
+            for claim in answer.claims
+            for message in claim.messages
+        ],
+        items=[item(queue_name, f"{queue_name}-2", "common")],
+        kv=step.kv[:-1],
+        timers=step.timers,
+    )
+    assert (await commit(db, 1, common, soon())).success
 
 
 def _schedules(queue_name: str) -> list[dict[str, Any]]:

@@ -111,7 +111,7 @@ def test_steps_on_disjoint_partitions_are_hardly_ever_retried(
 ) -> None:
     db, _ = loaded
     steps = WORKERS * ROUNDS * 2
-    assert db.committed["_transaction"] == db.committed["_claim"] == steps
+    assert db.committed["_transact"] == db.committed["_claim"] == steps
     share = {name: db.lost[name] / db.committed[name] for name in db.committed}
     print(share)
     hot = {name: lost for name, lost in share.items() if db.committed[name] >= steps}
