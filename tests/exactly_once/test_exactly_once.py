@@ -17,8 +17,9 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -32,6 +33,7 @@ from tests.exactly_once.worker import (
     LEASE_SECONDS,
     MARKERS,
     OUTPUTS,
+    Burial,
     Input,
     Orders,
     Phase,
@@ -62,7 +64,12 @@ class Nursery:
     """Starts workers, and tells what each is at."""
 
     def __init__(self, url: str, base_url: str, way: str, *, split: bool) -> None:
-        self._orders = {"pg_url": url, "base_url": base_url, "way": way, "split": split}
+        self._orders: dict[str, Any] = {
+            "pg_url": url,
+            "base_url": base_url,
+            "way": way,
+            "split": split,
+        }
         self._file = tempfile.NamedTemporaryFile(prefix="queen-pg-phases-")  # noqa: SIM115
         self._file.write(bytes(WORKERS))
         self._file.flush()
@@ -81,23 +88,35 @@ class Nursery:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        # At the end of its input it buries who is left, and ends.
         assert self._process is not None
-        self._process.kill()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         await self._process.wait()
         self._phases.close()
         self._file.close()
 
-    async def start(self, slot: int) -> int:
-        """Start a worker and return its process id."""
+    @contextlib.asynccontextmanager
+    async def worker(self, slot: int) -> AsyncIterator[int]:
+        """Start a worker, yield its process id, and kill it at the end with SIGKILL."""
+        self._phases[slot] = Phase.STARTING
+        orders = Orders(slot=slot, phases=self._file.name, **self._orders)
+        pid = int(await self._tell(orders))
+        try:
+            yield pid
+        finally:
+            # The process id is the worker's own until the nursery has been told.
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.shield(self._tell(Burial(pid)))
+
+    async def _tell(self, told: Orders | Burial) -> bytes:
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        self._phases[slot] = Phase.STARTING
-        orders = msgspec.convert({"slot": slot, "phases": self._file.name, **self._orders}, Orders)
         async with self._asking:
-            process.stdin.write(msgspec.json.encode(orders) + b"\n")
-            return int(await process.stdout.readline())
+            process.stdin.write(msgspec.json.encode(told) + b"\n")
+            return await process.stdout.readline()
 
     def phase(self, slot: int) -> Phase:
         """What the worker of a slot is at."""
@@ -122,6 +141,7 @@ class Campaign:
         self._nursery = nursery
         self._left = kills
         self._moments = itertools.cycle(moments)
+        self._wanted = set(moments) - {Phase.STARTING, Phase.POPPING}
         self._numbers = itertools.count()
 
     async def run(self) -> None:
@@ -141,7 +161,7 @@ class Campaign:
     @property
     def _missed(self) -> set[Phase]:
         """The moments that matter and have seen no kill yet: a busy machine may take longer."""
-        return {Phase.BEFORE, Phase.COMMITTING, Phase.AFTER} - set(self.kills)
+        return self._wanted - set(self.kills)
 
     @property
     def _killing(self) -> bool:
@@ -170,8 +190,7 @@ class Campaign:
     async def _keep(self, slot: int) -> None:
         """Have a worker in the slot at all times, and end its life when its moment has come."""
         while True:
-            pid = await self._nursery.start(slot)
-            with _killed_at_the_end(pid):
+            async with self._nursery.worker(slot) as pid:
                 await self._live(slot, pid)
 
     async def _live(self, slot: int, pid: int) -> None:
@@ -197,15 +216,6 @@ class Campaign:
     async def _until(self, reached: Callable[[], bool]) -> None:
         while not reached():
             await asyncio.sleep(0.001)
-
-
-@contextlib.contextmanager
-def _killed_at_the_end(pid: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 async def wrongs(sql: asyncpg.Connection, inputs: list[Input]) -> list[str]:

@@ -4,7 +4,7 @@ The step of an input acks it, pushes an output and counts it under its entity. O
 from being done twice by a marker, even ones only by the lease that their ack names.
 
     python -m tests.exactly_once.worker    a nursery: a process that has imported everything, and
-                                           forks a worker for each line of orders that it reads
+                                           forks workers as it is told, line by line
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Phase(IntEnum):
     BETWEEN = 5
 
 
-class Orders(msgspec.Struct):
+class Orders(msgspec.Struct, tag="start"):
     """What a worker is started with; `way` is how it reaches the broker."""
 
     slot: int
@@ -277,17 +277,39 @@ async def live(orders: Orders, http: httpx.AsyncClient, tell: Callable[[Phase], 
     await work(Doors(db, settings), tell, split=orders.split)
 
 
+class Burial(msgspec.Struct, tag="bury"):
+    """The other thing that a nursery is told: to end a worker, however it is."""
+
+    pid: int
+
+
 def nursery() -> None:
-    """Fork a worker for each line of orders, and answer its process id."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    """Fork a worker for orders and answer its process id; end it when it is to be buried.
+
+    Until then nobody else gets its process id, even if it is dead: so it is safe to kill.
+    """
     # Made once, and not connected yet: it is dear to make.
     http = httpx.AsyncClient(timeout=30, verify=False)
+    living: set[int] = set()
     for line in sys.stdin.buffer:
-        orders = msgspec.json.decode(line, type=Orders)
+        told = msgspec.json.decode(line, type=Orders | Burial)
+        if isinstance(told, Burial):
+            _bury(told.pid)
+            living.discard(told.pid)
+            print(flush=True)
+            continue
         pid = os.fork()
         if pid == 0:
-            _be_a_worker(orders, http)
+            _be_a_worker(told, http)
+        living.add(pid)
         print(pid, flush=True)
+    for pid in living:
+        _bury(pid)
+
+
+def _bury(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def _be_a_worker(orders: Orders, http: httpx.AsyncClient) -> None:
