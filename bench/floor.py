@@ -159,7 +159,7 @@ async def calls(task: dict[str, Any], place: int, db: asyncpg.Connection, tally:
     """Push by SQL, through the broker's own function: not a floor, but what SQL users get."""
     ids = transaction_ids()
     queue, count, batch = task["queue"], task["partitions"], task["batch"]
-    statement = await db.prepare("select from queen.push($1, $2)")
+    statement = await db.prepare("select from queen.push_many($1)")
     at = random.Random(place).randrange(count)
     document = payload(0)
     while clock() < tally.until:
@@ -170,10 +170,11 @@ async def calls(task: dict[str, Any], place: int, db: asyncpg.Connection, tally:
             at = (at + 1) % count if task["spread"] else at
             names.append(f"p-{at}")
         messages = ",".join(
-            f'{{"partition":"{name}","transactionId":"{next(ids)}","payload":{document}}}'
+            f'{{"queue":"{queue}","partition":"{name}","transactionId":"{next(ids)}",'
+            f'"payload":{document}}}'
             for name in names
         )
-        await statement.fetch(queue, f"[{messages}]")
+        await statement.fetch(f"[{messages}]")
         now = clock()
         tally.add(now, batch, now - started)
 

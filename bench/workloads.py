@@ -160,7 +160,7 @@ def pushes(batch: int, *, spread: bool) -> Workload:
 
 
 def calls(*, spread: bool) -> Workload:
-    """Pushes of 100 by `select queen.push(...)`."""
+    """Pushes of 100 by `select queen.push_many(...)`."""
 
     def candidates(bench: Bench) -> list[Candidate]:
         shape = {"batch": 100, "spread": spread, "partitions": PARTITIONS}
