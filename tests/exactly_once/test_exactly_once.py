@@ -107,9 +107,13 @@ class Nursery:
         finally:
             # The process id is the worker's own until the nursery has been told.
             os.kill(pid, signal.SIGKILL)
-            await asyncio.shield(self._tell(Burial(pid)))
+            await self._tell(Burial(pid))
 
     async def _tell(self, told: Orders | Burial) -> bytes:
+        # Whoever is cancelled meanwhile leaves no answer behind for the next to find.
+        return await asyncio.shield(asyncio.ensure_future(self._ask(told)))
+
+    async def _ask(self, told: Orders | Burial) -> bytes:
         process = self._process
         assert process is not None
         assert process.stdin is not None
