@@ -1,23 +1,22 @@
-"""A worker process: it takes inputs and commits a step for each, until somebody kills it.
+"""A worker process: it takes inputs and commits a step for each, until it is killed.
 
 The step of an input acks it, pushes an output and counts it under its entity. Odd inputs are kept
 from being done twice by a marker, even ones only by the lease that their ack names.
 
-    python -m tests.exactly_once.worker    a nursery: a process that has imported everything, and
-                                           forks workers as it is told, line by line
+    python -m tests.exactly_once.worker    a nursery: a process that has imported everything, forks
+                                           a worker for each line of orders, and says when it died
 """
 
 import asyncio
-import mmap
 import os
 import random
 import signal
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Callable
-from enum import IntEnum
-from pathlib import Path
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, NoReturn, Protocol
 
 import httpx
 import msgspec
@@ -35,30 +34,68 @@ COUNTS, MARKERS = "counts", "done"
 LEASE_SECONDS = 1
 WAIT_MS = 1000
 BATCH = 3
-WORK_SECONDS_MAX = 0.006
 DONE_BEFORE = ("kv_precondition", "duplicate")
 
 
-class Phase(IntEnum):
-    """What a worker is at; it says so in a byte that its killer watches."""
+class Moment(StrEnum):
+    """What a worker is at."""
 
-    STARTING = 0
-    POPPING = 1
-    BEFORE = 2
-    COMMITTING = 3
-    AFTER = 4
-    BETWEEN = 5
+    START = "start"
+    POP = "pop"
+    BEFORE = "before"
+    COMMIT = "commit"
+    AFTER = "after"
+    BETWEEN = "between"
 
 
-class Orders(msgspec.Struct, tag="start"):
+class Fate(msgspec.Struct):
+    """When a worker is killed: so long after a moment has come for the nth time.
+
+    A worker may be `stalled` there first: it stands still, long enough for others to get its lease,
+    and goes on as if nothing had been.
+    """
+
+    moment: Moment
+    nth: int
+    seconds: float
+    stalled: float = 0
+
+
+class Orders(msgspec.Struct):
     """What a worker is started with; `way` is how it reaches the broker."""
 
-    slot: int
-    phases: str
     way: str
     pg_url: str
     base_url: str
-    split: bool = False
+    split: bool
+    fate: Fate | None
+
+
+class Life:
+    """Ends a worker's process when its moment has come."""
+
+    def __init__(self, fate: Fate | None) -> None:
+        self._fate = fate
+        self._left = fate.nth if fate else 0
+
+    def at(self, moment: Moment) -> None:
+        """Go on, or not."""
+        fate = self._fate
+        if fate is None or moment is not fate.moment:
+            return
+        self._left -= 1
+        if self._left != 0:
+            return
+        time.sleep(fate.stalled)
+        if fate.seconds:
+            threading.Thread(target=_die_in, args=(fate.seconds,), daemon=True).start()
+        else:
+            _die_in(0)
+
+
+def _die_in(seconds: float) -> None:
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Input(msgspec.Struct):
@@ -236,27 +273,24 @@ class Doors:
         await ack(self._db, 1, GROUP, [item], self._soon())
 
 
-async def work(way: Way, tell: Callable[[Phase], None], *, split: bool) -> None:
+async def work(way: Way, life: Life, *, split: bool) -> None:
     """Take inputs and commit a step for each, for ever."""
     while True:
-        tell(Phase.POPPING)
+        life.at(Moment.POP)
         lease = await way.pop()
         for one in lease.inputs if lease else ():
             assert lease is not None
-            tell(Phase.BEFORE)
-            await asyncio.sleep(random.uniform(0, WORK_SECONDS_MAX))
-            tell(Phase.COMMITTING)
+            life.at(Moment.BEFORE)
+            life.at(Moment.COMMIT)
             if split:
                 # As others do it: the effects, and then the ack. What is done twice is not seen.
                 await way.commit(lease, one, acking=False, fenced=False)
-                tell(Phase.BETWEEN)
-                await asyncio.sleep(random.uniform(0, WORK_SECONDS_MAX))
+                life.at(Moment.BETWEEN)
                 await way.ack(lease, one)
                 reason = ""
             else:
                 reason = await way.commit(lease, one, acking=True, fenced=one.number % 2 == 0)
-            tell(Phase.AFTER)
-            await asyncio.sleep(random.uniform(0, WORK_SECONDS_MAX))
+            life.at(Moment.AFTER)
             if reason in DONE_BEFORE:
                 await way.ack(lease, one)
             elif reason == "rejected_ack":
@@ -266,62 +300,50 @@ async def work(way: Way, tell: Callable[[Phase], None], *, split: bool) -> None:
                 raise AssertionError(f"{one} was refused: {reason}")
 
 
-async def live(orders: Orders, http: httpx.AsyncClient, tell: Callable[[Phase], None]) -> None:
+async def live(orders: Orders, http: httpx.AsyncClient) -> None:
     """Reach the broker as ordered, and work."""
+    life = Life(orders.fate)
+    life.at(Moment.START)
     if orders.way == "http":
-        await work(Http(http, orders.base_url), tell, split=orders.split)
+        await work(Http(http, orders.base_url), life, split=orders.split)
         return
     settings = Settings(pg_url=orders.pg_url, pg_pool_size=2)
     db = Database(settings)
     await db.start()
-    await work(Doors(db, settings), tell, split=orders.split)
-
-
-class Burial(msgspec.Struct, tag="bury"):
-    """The other thing that a nursery is told: to end a worker, however it is."""
-
-    pid: int
+    await work(Doors(db, settings), life, split=orders.split)
 
 
 def nursery() -> None:
-    """Fork a worker for orders and answer its process id; end it when it is to be buried.
-
-    Until then nobody else gets its process id, even if it is dead: so it is safe to kill.
-    """
+    """Fork a worker for each line of orders, and say how it ended; end with whoever ends this."""
     # Made once, and not connected yet: it is dear to make.
     http = httpx.AsyncClient(timeout=30, verify=False)
-    living: set[int] = set()
+    worker = 0
+
+    def leave(*_: object) -> NoReturn:
+        # A child that has not been waited for keeps its process id, dead or alive.
+        if worker:
+            os.kill(worker, signal.SIGKILL)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
     for line in sys.stdin.buffer:
-        told = msgspec.json.decode(line, type=Orders | Burial)
-        if isinstance(told, Burial):
-            _bury(told.pid)
-            living.discard(told.pid)
-            print(flush=True)
-            continue
-        pid = os.fork()
-        if pid == 0:
-            _be_a_worker(told, http)
-        living.add(pid)
-        print(pid, flush=True)
-    for pid in living:
-        _bury(pid)
+        orders = msgspec.json.decode(line, type=Orders)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        worker = os.fork()
+        if worker == 0:
+            _be_a_worker(orders, http)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
+        ended, worker = worker, 0
+        _, status = os.waitpid(ended, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
 
 
-def _bury(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
-def _be_a_worker(orders: Orders, http: httpx.AsyncClient) -> None:
+def _be_a_worker(orders: Orders, http: httpx.AsyncClient) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     random.seed()
     try:
-        with Path(orders.phases).open("r+b") as file:
-            phases = mmap.mmap(file.fileno(), 0)
-
-        def tell(phase: Phase) -> None:
-            phases[orders.slot] = phase
-
-        asyncio.run(live(orders, http, tell))
+        asyncio.run(live(orders, http))
     except BaseException:
         traceback.print_exc()
     finally:
