@@ -27,7 +27,7 @@ from queen_pg.broker.identity import uuid_v7
 from queen_pg.broker.pop import Claim, Demand, PopAnswer, PopRequest, Source, Subscription
 from queen_pg.config import Settings
 from queen_pg.database import Database
-from queen_pg.errors import QueenError, Signal, Unavailable
+from queen_pg.errors import Internal, QueenError, Signal, Unavailable
 from queen_pg.telemetry import logger
 
 POLL_SECONDS = 0.5
@@ -327,6 +327,10 @@ class Waiters:
             )
         except QueenError as error:
             self._failed(line, waiters, error)
+            return
+        except Exception as error:
+            _log.error("pop.broken", queue=line.source.queue, exc_info=error)
+            self._failed(line, waiters, Internal("internal error"))
             return
         finally:
             for waiter in waiters:

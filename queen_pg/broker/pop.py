@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from queen_pg.broker.claim import Claimer, Span, claim
 from queen_pg.broker.delivery import Deliveries, Delivery
 from queen_pg.broker.lease import give_back
 from queen_pg.database import Database
-from queen_pg.errors import Held, QueenError, Stale
+from queen_pg.errors import Conflict, Held, QueenError, Stale
 
 PARTITIONS_MAX = 64
 BATCH_DEFAULT = 200
@@ -313,9 +314,12 @@ async def _round(
 ) -> bool:
     """Serve the demands at these places once; return whether another round may find more."""
     conflated: bool = group["conflation"]
-    candidates = await _find(
-        db, source, group, [demands[place] for place in places], conflated, deadline
-    )
+
+    async def find() -> list[asyncpg.Record]:
+        chosen = [demands[place] for place in places]
+        return await _find(db, source, group, chosen, conflated, deadline)
+
+    candidates = await db.retry("find", deadline, find, on=(Conflict,))
     grants = _share(candidates, demands, places, waiting, conflated)
     if not grants:
         return False
@@ -419,6 +423,8 @@ async def _find(
                 await _hold_place(db, source, group, demands, rows, deadline)
             return found
         wrong = [row for row in rows if row["end_offset"] is None]
+        # The order in which steps lock them.
+        wrong.sort(key=itemgetter("partition_id"))
         if wrong:
             await db.read(
                 "_rearm",

@@ -1,13 +1,14 @@
 """Pops that wait: who is served, when, and who is not."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import asyncpg
 import pytest
 
 from queen_pg.broker.pop import PopAnswer
+from queen_pg.errors import Conflict, Internal
 from queen_pg.wakeup import ROUND_MAX
 from tests.support.process import Process, messages, offsets
 
@@ -265,3 +266,37 @@ async def test_a_partition_that_somebody_is_pushing_to_does_not_look_unborn(
         await session.execute("select queen.push('mail', '{}', 'p')")
         task = await parked(one, "mail", partition="p", **new)
     assert offsets(await soon(task)) == [2]
+
+
+@pytest.mark.parametrize("function", ["_candidates", "_place_cursor"])
+async def test_a_pop_whose_look_loses_a_race_looks_again(
+    one: Process, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    await one.push_one("mail", "p")
+    lost: list[str] = []
+
+    def losing(call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        async def once(name: str, /, **arguments: Any) -> T:
+            if name == function and not lost:
+                lost.append(name)
+                raise Conflict("somebody was faster", sqlstate="40001")
+            return await call(name, **arguments)
+
+        return once
+
+    monkeypatch.setattr(one.db, "read", losing(one.db.read))
+    monkeypatch.setattr(one.db, "step", losing(one.db.step))
+    new = {"consumer_group": "g", "partition": "p", "subscription_mode": "new"}
+    assert (await soon(one.pop("mail", **new))).claims == []
+    assert lost == [function]
+
+
+async def test_a_pop_is_told_when_it_fails_for_a_reason_that_nobody_thought_of(
+    one: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(one.db, "read", broken)
+    with pytest.raises(Internal):
+        await soon(one.pop("mail"))

@@ -20,6 +20,7 @@ class ClockedDatabase(Database):
         super().__init__(settings)
         self.moment = moment
         self._clocked: dict[str, asyncpg.Pool] = {}
+        self._set: dict[int, datetime] = {}
 
     async def start(self) -> None:
         """Open a pool for steps and one for reads."""
@@ -66,7 +67,10 @@ class ClockedDatabase(Database):
             raise translate(error, function, in_flight=True, changes=changes) from error
 
     async def _set_clock(self, session: asyncpg.Connection) -> None:
-        await set_clock(session, self.moment)
+        pid = session.get_server_pid()
+        if self._set.get(pid) != self.moment:
+            await set_clock(session, self.moment)
+            self._set[pid] = self.moment
 
 
 async def _keep_the_clock(_: asyncpg.Connection) -> None:

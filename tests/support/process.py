@@ -8,6 +8,7 @@ from typing import Any
 
 from queen_pg.broker import lease, queue, transaction
 from queen_pg.broker.ack import QUEUE_MODE, Acked, AckItem, AckStatus
+from queen_pg.broker.delivery import Deliveries
 from queen_pg.broker.lease import Extension
 from queen_pg.broker.pop import Claim, PopAnswer, PopRequest
 from queen_pg.broker.push import PushItem, PushResult
@@ -27,8 +28,11 @@ class Process:
     def __init__(self, url: str, *, database: Database | None = None, pool_size: int = 8) -> None:
         settings = Settings(pg_url=url, pg_pool_size=pool_size)
         self.db = Database(settings) if database is None else database
-        self.conveyor = Conveyor(self.db, settings)
+        deliveries = Deliveries()
+        self.conveyor = Conveyor(self.db, settings, deliveries)
         self.waiters = Waiters(self.db, settings)
+        self.waiters.claimer = self.conveyor.claim
+        self.waiters.deliveries = deliveries
         self._payloads = itertools.count()
 
     async def __aenter__(self) -> "Process":
