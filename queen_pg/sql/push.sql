@@ -301,7 +301,7 @@ $$;
 comment on function queen._demote_repeats(bigint[], text[]) is
     'Make room for new messages whose transaction ids were stored before and may be used again.';
 
--- Append the chosen items of a call; item in the answer is the position in chosen.
+-- Append the chosen items of a call; item in the answer is the position among them.
 create or replace function queen._append_chosen(
     tenant integer,
     group_queue text[],
@@ -314,7 +314,7 @@ create or replace function queen._append_chosen(
     item_producer_sub text[],
     item_payload text[],
     item_append integer[],
-    chosen integer[]
+    item_chosen boolean[]
 ) returns table (item integer, message_id uuid, message_offset bigint)
 language plpgsql as $$
 #variable_conflict use_column
@@ -335,9 +335,9 @@ begin
     into v_group, v_partition_id, v_message_id, v_transaction_id, v_trace_id, v_producer_sub, v_payload, v_append
     from unnest(_append_chosen.item_group, _append_chosen.item_message_id, _append_chosen.item_transaction_id,
                 _append_chosen.item_trace_id, _append_chosen.item_producer_sub, _append_chosen.item_payload,
-                _append_chosen.item_append)
-         with ordinality i (item_group, message_id, transaction_id, trace_id, producer_sub, payload, append, item)
-    where i.item = any(_append_chosen.chosen);
+                _append_chosen.item_append, _append_chosen.item_chosen)
+         with ordinality i (item_group, message_id, transaction_id, trace_id, producer_sub, payload, append, chosen, item)
+    where i.chosen;
     perform queen._demote_repeats(v_partition_id, v_transaction_id);
 
     return query
@@ -348,7 +348,7 @@ begin
 end;
 $$;
 
-comment on function queen._append_chosen(integer, text[], text[], bigint[], integer[], uuid[], text[], uuid[], text[], text[], integer[], integer[]) is
+comment on function queen._append_chosen(integer, text[], text[], bigint[], integer[], uuid[], text[], uuid[], text[], text[], integer[], boolean[]) is
     'Append the chosen items of a call that has been searched for duplicates.';
 
 -- One push call. Optimistic unless careful: a duplicate then raises unique_violation and the call is to be
@@ -378,6 +378,7 @@ declare
     v_stored_id uuid[];
     v_stored_offset bigint[];
     v_fresh integer[];
+    v_is_fresh boolean[];
     v_id uuid[] := array_fill(null::uuid, array[cardinality(_push.item_group)]);
     v_offset bigint[] := array_fill(null::bigint, array[cardinality(_push.item_group)]);
     v_row record;
@@ -393,18 +394,19 @@ begin
 
     select array_agg(d.leader order by d.item), array_agg(d.stored_id order by d.item),
            array_agg(d.stored_offset order by d.item),
-           array_agg(d.item order by d.item) filter (where d.leader = d.item and d.stored_id is null)
-    into v_leader, v_stored_id, v_stored_offset, v_fresh
+           array_agg(d.item order by d.item) filter (where d.leader = d.item and d.stored_id is null),
+           array_agg(d.leader = d.item and d.stored_id is null order by d.item)
+    into v_leader, v_stored_id, v_stored_offset, v_fresh, v_is_fresh
     from queen._duplicates(_push.group_partition_id, _push.item_group, _push.item_transaction_id) d;
 
     if v_fresh is not null then
         for v_row in
-            select f.item, a.message_id, a.message_offset
+            -- Never by a join: with the settings that steps need, it would look at every pair.
+            select v_fresh[a.item] as item, a.message_id, a.message_offset
             from queen._append_chosen(_push.tenant, _push.group_queue, _push.group_partition, _push.group_partition_id,
                                     _push.item_group, _push.item_message_id, _push.item_transaction_id,
                                     _push.item_trace_id, _push.item_producer_sub, _push.item_payload,
-                                    _push.item_append, v_fresh) a
-            join unnest(v_fresh) with ordinality f (item, place) on f.place = a.item
+                                    _push.item_append, v_is_fresh) a
         loop
             v_id[v_row.item] := v_row.message_id;
             v_offset[v_row.item] := v_row.message_offset;

@@ -220,6 +220,23 @@ $$;
 comment on function queen._arrange(integer, text[], text[]) is
     'Group the messages of a call by partition, in the order of the locks; item_place is where each stood in the call.';
 
+-- By one join: to look up element by element would walk through the arrays each time.
+create or replace function queen._rearrange(
+    item_place integer[],
+    inout transaction_id text[],
+    inout trace_id uuid[],
+    inout payload text[]
+)
+language sql immutable parallel safe as $$
+    select array_agg(i.transaction_id order by u.at), array_agg(i.trace_id order by u.at), array_agg(i.payload order by u.at)
+    from unnest(_rearrange.item_place) with ordinality u (place, at)
+    join unnest(_rearrange.transaction_id, _rearrange.trace_id, _rearrange.payload)
+         with ordinality i (transaction_id, trace_id, payload, place) on i.place = u.place;
+$$;
+
+comment on function queen._rearrange(integer[], text[], uuid[], text[]) is
+    'What the messages of a call hold, in the order that _arrange found.';
+
 create or replace function queen.push_many(messages json, notify boolean default null)
 returns table (place integer, status text, message_id uuid, message_offset bigint)
 language plpgsql security definer
@@ -246,16 +263,14 @@ begin
     end if;
 
     v_call := queen._arrange(v_tenant, v_items.queue, v_items.partition);
+    v_items := queen._rearrange(v_call.item_place, v_items.transaction_id, v_items.trace_id, v_items.payload);
     return query
     select v_call.item_place[p.item], p.status, p.message_id, p.message_offset
     from queen._push(
         v_tenant, v_call.group_queue, v_call.group_partition,
         queen._hold_partitions(v_tenant, v_call.group_queue, v_call.group_partition),
-        v_call.item_group, array_fill(null::uuid, array[cardinality(v_call.item_place)]),
-        array(select v_items.transaction_id[n] from unnest(v_call.item_place) with ordinality u (n, place) order by u.place),
-        array(select v_items.trace_id[n] from unnest(v_call.item_place) with ordinality u (n, place) order by u.place),
-        array_fill(null::text, array[cardinality(v_call.item_place)]),
-        array(select v_items.payload[n] from unnest(v_call.item_place) with ordinality u (n, place) order by u.place), true) p
+        v_call.item_group, array_fill(null::uuid, array[cardinality(v_call.item_place)]), v_items.transaction_id, v_items.trace_id,
+        array_fill(null::text, array[cardinality(v_call.item_place)]), v_items.payload, true) p
     order by 1;
     perform queen._tell_pushed(v_tenant, v_call.group_queue, push_many.notify);
 end;

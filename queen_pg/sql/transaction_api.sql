@@ -169,6 +169,7 @@ language plpgsql as $$
 declare
     v_none uuid[] := array_fill(null::uuid, array[cardinality(_run_step.item_queue)]);
     v_call record;
+    v_items record;
     v_positions jsonb;
     v_done record;
 begin
@@ -176,14 +177,13 @@ begin
         begin
             v_positions := queen._resolve_positions(_run_step.tenant, _run_step.positions);
             v_call := queen._arrange(_run_step.tenant, _run_step.item_queue, _run_step.item_partition);
+            v_items := queen._rearrange(v_call.item_place, _run_step.item_transaction_id, _run_step.item_trace_id, _run_step.item_payload);
             select t.* into v_done
             from queen._transaction(
                 _run_step.tenant, _run_step.acks, queen._resolve_acks(_run_step.tenant, _run_step.acks),
                 v_call.group_queue, v_call.group_partition, v_call.group_partition_id, v_call.item_group, v_none,
-                array(select _run_step.item_transaction_id[n] from unnest(v_call.item_place) with ordinality u (n, place) order by place),
-                array(select _run_step.item_trace_id[n] from unnest(v_call.item_place) with ordinality u (n, place) order by place),
-                array_fill(null::text, array[cardinality(v_none)]),
-                array(select _run_step.item_payload[n] from unnest(v_call.item_place) with ordinality u (n, place) order by place),
+                coalesce(v_items.transaction_id, '{}'), coalesce(v_items.trace_id, '{}'),
+                array_fill(null::text, array[cardinality(v_none)]), coalesce(v_items.payload, '{}'),
                 coalesce(v_positions, '[]'), _run_step.kv, _run_step.timers, true) t;
             reason := case when v_positions is null then 'queue_not_found' else v_done.reason end;
             failure := v_done.failure;
