@@ -35,6 +35,8 @@ PATIENCE_SECONDS = 20.0
 LINGER = """
 create function queen.linger() returns trigger language plpgsql as
 $$ begin perform pg_sleep(0.0005); return coalesce(new, old); end $$;
+create trigger linger before update on queen.cursors
+for each row execute function queen.linger();
 create trigger linger before insert or update or delete on queen.partitions
 for each row execute function queen.linger();
 create trigger linger before insert or update on queen.kv
@@ -63,9 +65,11 @@ NAMES = [f"entity-{number:02d}" for number in range(ROWS)]
 class Field:
     """What the steps fight for: partitions that a group reads, keys and timers."""
 
-    def __init__(self, db: Counting, ids: dict[str, int]) -> None:
+    def __init__(self, db: Counting, ids: dict[str, int], lease_id: str | None) -> None:
         self.db = db
         self.ids = ids
+        # None when it was given back: what is acked without one moves the cursor up to itself.
+        self.lease_id = lease_id
         self._numbers = itertools.count()
         self._acked = itertools.count()
 
@@ -81,12 +85,15 @@ class Field:
     ) -> None:
         """Commit a step on the named rows, in the order in which they are named."""
         number = next(self._numbers)
+        message = self.next_message()
         verdict = await commit(
             self.db,
             1,
             Transaction(
                 acks=[
-                    TransactionAck(self.ids[name], self.next_message(), consumer_group="workers")
+                    TransactionAck(
+                        self.ids[name], message, lease_id=self.lease_id, consumer_group="workers"
+                    )
                     for name in acks
                 ],
                 items=[PushItem("in", name, b"{}", f"step-{number}") for name in pushes],
@@ -99,8 +106,8 @@ class Field:
         assert verdict.success
 
     def next_message(self) -> str:
-        """Return a message to ack without a lease; others may have acked it, and those after it."""
-        return f"message-{next(self._acked) // ROWS % MESSAGES}"
+        """Return a message to ack; others may have acked one behind it by then."""
+        return f"message-{next(self._acked) % MESSAGES}"
 
     def _timer(self, name: str, number: int, *, cancel: bool) -> dict[str, Any]:
         if cancel:
@@ -116,7 +123,7 @@ class Field:
         }
 
 
-async def prepare(db: Counting, sql: asyncpg.Connection) -> Field:
+async def prepare(db: Counting, sql: asyncpg.Connection, work: "Work") -> Field:
     await sql.execute(LINGER)
     for function, text in LINGER_IN.items():
         await weaken(sql, function, text, f"perform pg_sleep(0.0005); {text}")
@@ -139,14 +146,19 @@ async def prepare(db: Counting, sql: asyncpg.Connection) -> Field:
     )
     await waiters.close()
     assert len(answer.claims) == ROWS
-    # The leases are given back: what is acked without one moves the cursor up to itself.
-    first = [
-        AckItem(claim.partition_id, claim.messages[0].transaction_id, "retry")
-        for claim in answer.claims
-    ]
-    await ack(db, 1, "workers", first, soon())
+    lease_id = str(answer.lease_id)
+    if work is not leased_acks:
+        items = [
+            AckItem(claim.partition_id, claim.messages[0].transaction_id, "retry")
+            for claim in answer.claims
+        ]
+        await ack(db, 1, "workers", items, soon())
     ids = await resolve(db, 1, [("in", name) for name in NAMES], soon())
-    return Field(db, {name: ids["in", name] for name in NAMES})
+    return Field(
+        db,
+        {name: ids["in", name] for name in NAMES},
+        lease_id if work is leased_acks else None,
+    )
 
 
 Work = Callable[[Field, list[str]], Awaitable[None]]
@@ -155,7 +167,12 @@ Work = Callable[[Field, list[str]], Awaitable[None]]
 async def acks(field: Field, names: list[str]) -> None:
     await field.commit(acks=names)
     message = field.next_message()
-    await ack(field.db, 1, "workers", [AckItem(field.ids[name], message) for name in names], soon())
+    items = [AckItem(field.ids[name], message, lease_id=field.lease_id) for name in names]
+    await ack(field.db, 1, "workers", items, soon())
+
+
+async def leased_acks(field: Field, names: list[str]) -> None:
+    await acks(field, names)
 
 
 async def pushes(field: Field, names: list[str]) -> None:
@@ -211,14 +228,14 @@ async def race_until_deadlocked(field: Field, work: Work) -> None:
 
 @pytest.mark.parametrize(
     "work",
-    [acks, pushes, keys, timers, positions, everything, firing],
+    [acks, leased_acks, pushes, keys, timers, positions, everything, firing],
     ids=lambda work: work.__name__,
 )
 async def test_crosswise_steps_all_commit_and_none_is_deadlocked(
     open_door: Opener, sql: asyncpg.Connection, work: Work
 ) -> None:
     async with open_door(connections=CLIENTS) as db:
-        await race(await prepare(db, sql), work)
+        await race(await prepare(db, sql, work), work)
         assert db.deadlocks == 0
         assert sum(db.lost.values()) > 0, "they have not met"
 
@@ -227,6 +244,16 @@ async def test_crosswise_steps_all_commit_and_none_is_deadlocked(
     ("work", "function", "text", "instead"),
     [
         (acks, "_judge_acks", "order by c.partition_id, c.group_id", "order by random()"),
+        (
+            leased_acks,
+            "_complete",
+            "from unnest(_complete.partition_id, _complete.group_id, _complete.lease_id,"
+            " _complete.first_offset, _complete.last_offset)\n"
+            "             with ordinality u ",
+            "from (select * from unnest(_complete.partition_id, _complete.group_id,"
+            " _complete.lease_id, _complete.first_offset, _complete.last_offset)"
+            " with ordinality order by random()) u ",
+        ),
         (
             pushes,
             "_append",
@@ -257,4 +284,4 @@ async def test_a_broken_order_would_be_seen(
 ) -> None:
     await weaken(sql, function, text, instead)
     async with open_door(connections=CLIENTS) as db:
-        await race_until_deadlocked(await prepare(db, sql), work)
+        await race_until_deadlocked(await prepare(db, sql, work), work)

@@ -33,6 +33,7 @@ from queen_pg.broker.pop import Demand, Source, Subscription, serve
 from queen_pg.broker.push import PushItem, push
 from queen_pg.broker.transaction import Transaction, TransactionAck, Verdict, commit
 from queen_pg.database import Database, translate
+from queen_pg.errors import Refused
 from tests.property.test_kv_model import CHANGING, Store, in_order, name_of
 from tests.support.database import set_clock
 
@@ -225,6 +226,8 @@ class Door(Database):
     async def step(
         self, function: str, /, *, deadline: float, **arguments: Any
     ) -> list[asyncpg.Record]:
+        if self.careful and function == "_transact":
+            raise Refused("carefully, please", sqlstate="QU901")
         if function == "_transaction":
             arguments["careful"] |= self.careful
         return await self._run("serializable", function, arguments)
