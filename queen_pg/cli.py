@@ -70,6 +70,7 @@ main.add_command(commands.failover)
 main.add_command(commands.log)
 main.add_command(commands.replica)
 main.add_command(commands.restored)
+main.add_command(commands.tenant)
 
 
 @main.command("serve")

@@ -18,6 +18,8 @@ BOOLEANS = {
 }
 SYSTEM_DATA_DIR = "/var/lib/queen-pg"
 HIDDEN = "***"
+# The group of QUEEN_PG_URL, where tenants live that are placed nowhere else.
+HOME = "home"
 SECRET_PARAMETERS = {"password", "sslpassword"}
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -36,6 +38,8 @@ class Settings(
         "port": "PORT",
         "pg_url": "QUEEN_PG_URL",
         "pg_admin_url": "QUEEN_PG_ADMIN_URL",
+        "pg_groups": "QUEEN_PG_GROUPS",
+        "tenancy_header": "QUEEN_TENANCY_HEADER",
         "pg_pool_size": "QUEEN_PG_POOL_SIZE",
         "pg_pooler": "QUEEN_PG_POOLER",
         "lanes": "QUEEN_LANES",
@@ -82,6 +86,20 @@ class Settings(
             " `queen-pg replica`; by default QUEEN_PG_URL."
         ),
     ] = None
+    pg_groups: Annotated[
+        str | None,
+        Meta(
+            description="Further databases in which tenants may live, as name=URL, with spaces in"
+            " between; each is a replicated log of its own."
+        ),
+    ] = None
+    tenancy_header: Annotated[
+        bool,
+        Meta(
+            description="Whether the header x-queen-tenant says for which tenant a call works;"
+            " otherwise all work for the first one."
+        ),
+    ] = False
     pg_pool_size: Annotated[
         int,
         Meta(
@@ -200,6 +218,7 @@ class Settings(
         for name, url in (
             ("QUEEN_PG_URL", self.pg_url),
             ("QUEEN_PG_ADMIN_URL", self.pg_admin_url),
+            *(("QUEEN_PG_GROUPS", url) for url in self.group_urls.values()),
         ):
             if url is not None and urlsplit(url).scheme not in ("postgresql", "postgres"):
                 raise SettingsError(f"{name} must start with postgresql://")
@@ -207,6 +226,19 @@ class Settings(
             raise SettingsError(
                 "QUEEN_KV_MAX_OPS_PER_CALL must not be more than QUEEN_KV_MAX_KEYS_PER_CALL"
             )
+
+    @property
+    def group_urls(self) -> dict[str, str]:
+        """The databases of QUEEN_PG_GROUPS by name; raise SettingsError for what is none."""
+        found: dict[str, str] = {}
+        for entry in (self.pg_groups or "").split():
+            name, equals, url = entry.partition("=")
+            if not equals or not name or name == HOME or name in found:
+                raise SettingsError(
+                    f"QUEEN_PG_GROUPS must hold name=URL, each name once and none of them {HOME}"
+                )
+            found[name] = url
+        return found
 
     @property
     def data_folder(self) -> Path:
@@ -220,6 +252,10 @@ class Settings(
             value = getattr(self, field.name)
             if field.name in ("pg_url", "pg_admin_url") and value is not None:
                 value = without_password(value)
+            if field.name == "pg_groups" and value is not None:
+                value = " ".join(
+                    f"{name}={without_password(url)}" for name, url in self.group_urls.items()
+                )
             text = str(value).lower() if isinstance(value, bool) else str(value)
             rows.append((field.encode_name, "" if value is None else text, description(field)))
         return rows

@@ -58,6 +58,7 @@ unix_socket_directories = '{socket_folder}'
 unix_socket_permissions = 0700
 max_connections = 100
 wal_level = logical
+max_slot_wal_keep_size = 8GB
 max_pred_locks_per_transaction = 2048
 max_pred_locks_per_page = 200
 max_pred_locks_per_relation = 100000

@@ -3,6 +3,7 @@
     QueenError
     ├── BadBody          400  bad_body         the body is not the route's JSON shape
     ├── BadRequest       400  bad_request      a field is missing or invalid
+    ├── ReservedTenant   403  reserved_tenant
     ├── NoSuchRoute      404  no_such_route
     ├── NotFound         404  not_found        the named thing does not exist
     ├── PayloadTooLarge  413  payload_too_large
@@ -56,6 +57,13 @@ class BadRequest(QueenError):
 
     code = "bad_request"
     status = 400
+
+
+class ReservedTenant(QueenError):
+    """The tenant is one that no call may work for."""
+
+    code = "reserved_tenant"
+    status = 403
 
 
 class NoSuchRoute(QueenError):

@@ -171,13 +171,14 @@ class Watch:
     async def leader(self) -> Sight | None:
         """Return the leader, or None when no host leads that may.
 
-        Of hosts with equal claims, the first: the others have not been made followers yet.
+        Of hosts with equal claims, the one with a name in a log, or else the first: the others have
+        not been made followers yet.
         """
         sights = await self.sights()
         leading = [sight for sight in sights if sight.leads]
         if not leading:
             return None
-        best = max(leading, key=lambda sight: sight.rank)
+        best = max(leading, key=lambda sight: (sight.rank, sight.name is not None))
         # A follower may know of an epoch whose primary cannot be seen from here.
         self._highest = max(self._highest, best.rank, *((sight.epoch, 0) for sight in sights))
         for sight in leading:

@@ -101,8 +101,13 @@ async def _supervise(settings: Settings, embedded: EmbeddedServer | None) -> Non
 
 
 async def _prepare(settings: Settings, stop: asyncio.Event) -> str:
-    """Wait for the database, bring it up to date or check that it is; return its version."""
-    url = settings.pg_url or ""
+    """Wait for every database, bring it up to date or check that it is; return home's version."""
+    for url in settings.group_urls.values():
+        await _prepare_one(url, settings, stop)
+    return await _prepare_one(settings.pg_url or "", settings, stop)
+
+
+async def _prepare_one(url: str, settings: Settings, stop: asyncio.Event) -> str:
     deadline = asyncio.get_running_loop().time() + DATABASE_WAIT_SECONDS
     warned = False
     while not stop.is_set():

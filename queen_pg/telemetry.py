@@ -29,15 +29,19 @@ CONVEYOR_WAIT = Histogram(
     ["kind"],
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
-LOG_EPOCH = Gauge("queen_log_epoch", "The epoch of the replicated log that this broker is in.")
+LOG_EPOCH = Gauge("queen_log_epoch", "The epoch of a group's replicated log.", ["group"])
 LOG_QUORUM = Gauge(
-    "queen_log_quorum", "Followers that have a step on disk before it is answered; 0: asynchronous."
+    "queen_log_quorum",
+    "Followers that have a step on disk before it is answered; 0: asynchronous.",
+    ["group"],
 )
-LOG_LAG = Gauge("queen_log_follower_lag_bytes", "What a follower has not confirmed.", ["node"])
+LOG_LAG = Gauge(
+    "queen_log_follower_lag_bytes", "What a follower has not confirmed.", ["group", "node"]
+)
 SLOT_KEPT = Gauge(
     "queen_log_slot_kept_bytes",
-    "What a logical slot keeps of the log; one that nobody reads (active 0) fills the disk.",
-    ["slot", "active"],
+    "What a replication slot keeps of the log; one that nobody reads (active 0) fills the disk.",
+    ["group", "slot", "active"],
 )
 INCIDENTS = Counter(
     "queen_incidents", "Faults of ours: errors answered as `internal`, by SQLSTATE.", ["sqlstate"]

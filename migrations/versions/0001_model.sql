@@ -255,3 +255,12 @@ create table queen.quorum (
 );
 
 insert into queen.quorum default values;
+
+-- Where tenants live that do not live in this group (placement.sql). The group is null while a tenant is being moved.
+create table queen.placements (
+    tenant      text collate "C" not null,
+    log_group   text collate "C",
+    moved_from  text collate "C",
+    placed_at   timestamptz not null default clock_timestamp(),
+    constraint placements_pkey primary key (tenant)
+);

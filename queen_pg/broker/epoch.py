@@ -61,16 +61,16 @@ async def state(db: Database, deadline: float) -> LogState:
     )
 
 
-async def measure(db: Database) -> None:
-    """Set the gauges that tell of the log and of the slots that keep it."""
+async def measure(db: Database, group: str) -> None:
+    """Set the gauges that tell of a group's log, and of the slots that keep it."""
     now = await state(db, asyncio.get_running_loop().time() + DEFAULT_DEADLINE_SECONDS)
-    LOG_EPOCH.set(now.epoch)
-    LOG_QUORUM.set(now.quorum)
-    LOG_LAG.clear()
+    slots = await db.read("_log_slots")
+    LOG_EPOCH.labels(group).set(now.epoch)
+    LOG_QUORUM.labels(group).set(now.quorum)
+    for gauge in (LOG_LAG, SLOT_KEPT):
+        gauge.remove_by_labels({"group": group})
     for follower in now.followers:
         if follower.lag_bytes is not None:
-            LOG_LAG.labels(follower.name).set(follower.lag_bytes)
-    slots = await db.read("_log_slots")
-    SLOT_KEPT.clear()
+            LOG_LAG.labels(group, follower.name).set(follower.lag_bytes)
     for slot in slots:
-        SLOT_KEPT.labels(slot["name"], int(slot["active"])).set(slot["kept_bytes"])
+        SLOT_KEPT.labels(group, slot["name"], int(slot["active"])).set(slot["kept_bytes"])

@@ -18,6 +18,7 @@ from queen_pg.log import promote as promotion
 from queen_pg.log import replica as followers
 from queen_pg.log import slot as slot_module
 from queen_pg.log import status as statuses
+from queen_pg.log import tenant as tenants
 from queen_pg.log.failover import Watcher
 from queen_pg.log.node import Cluster, LogError
 from queen_pg.telemetry import configure_logging
@@ -259,3 +260,27 @@ def slots() -> None:
 def drop(name: str) -> None:
     """Drop a slot, so that the log is not kept for its reader any more."""
     _with_leader(lambda connection: slot_module.drop(connection, name))
+
+
+@click.group("tenant")
+def tenant() -> None:
+    """Which group each tenant lives in."""
+
+
+@tenant.command("list")
+def tenant_list() -> None:
+    """List the tenants that do not live in the home group."""
+
+    async def show() -> None:
+        for name, group in await tenants.places(Settings.from_env()):
+            click.echo(f"{name}  {group}")
+
+    _run(show())
+
+
+@tenant.command("move")
+@click.argument("name")
+@click.argument("group")
+def tenant_move(name: str, group: str) -> None:
+    """Move everything that a tenant has to another group; brokers refuse its calls meanwhile."""
+    _run(tenants.move(Settings.from_env(), name, group, click.echo))

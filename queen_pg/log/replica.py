@@ -60,8 +60,9 @@ async def add(cluster: Cluster, address: Address, naming: Naming = DEFAULT_NAMIN
             raise LogError(f"another node is named {name}; choose one with --name")
     await cluster.lock()
     _check_rights(primary, follower)
-    await _upgrade(follower)
+    # First: among databases that all say they lead, brokers go by who has a name.
     await _register(cluster, primary, name, address, naming)
+    await _upgrade(follower)
     for node in (primary, follower):
         await _publish(node, primary.facts.tables)
     await _subscribe(cluster, primary, follower, name)
@@ -83,8 +84,9 @@ async def _new_follower(cluster: Cluster, primary: Node, address: Address) -> No
         )
     if follower.sight.role == "follower" or not follower.facts.installed:
         return follower
+    # A broker that sees a fresh database beside a later epoch has fenced it, perhaps.
     [row] = await follower.fetch("log_holds")
-    if follower.sight.role == "fenced" or row["queues"]:
+    if row["queues"]:
         raise LogError(
             f"{follower.name} holds data of its own; to keep them under another name and follow,"
             f" say: queen-pg replica rejoin {host}:{port}"

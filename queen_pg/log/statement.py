@@ -8,6 +8,13 @@ from collections.abc import Sequence
 PUBLICATION = "queen_log"
 FEED = "queen_feed"
 FEED_TABLES = ("messages", "cursors", "kv", "timers", "partitions", "queues", "consumer_groups")
+# What a tenant has, in the order in which rows refer to one another.
+TENANT_TABLES = (
+    "queues", "partitions", "messages", "consumer_groups", "cursors", "ready", "dead_letters",
+    "kv", "timers",
+)  # fmt: skip
+SHIFTED = {"queue_id", "partition_id", "group_id"}
+WITH_IDS = {"queues", "partitions", "consumer_groups"}
 
 # What a role needs, in words for whoever may grant it.
 RIGHT_TO_REPLICATE = "alter role {role} replication"
@@ -251,3 +258,62 @@ def parse_lsn(text: str) -> int:
     if not slash:
         raise ValueError(f"{text} is not a place in the log, like 0/16B3748")
     return int(high, 16) << 32 | int(low, 16)
+
+
+def place_tenant(tenant: str, group: str) -> str:
+    """Let a tenant live in a group."""
+    return (
+        "insert into queen.placements (tenant, log_group)"
+        f" values ({literal(tenant)}, {literal(group)}) on conflict (tenant) do update"
+        " set log_group = excluded.log_group, moved_from = null, placed_at = clock_timestamp()"
+    )
+
+
+def unplace_tenant(tenant: str, origin: str) -> str:
+    """Let a tenant live nowhere, on its way from a group."""
+    return (
+        "insert into queen.placements (tenant, moved_from)"
+        f" values ({literal(tenant)}, {literal(origin)}) on conflict (tenant) do update"
+        " set log_group = null, moved_from = excluded.moved_from, placed_at = clock_timestamp()"
+    )
+
+
+def tenant_rows(table: str, columns: Sequence[str], old: int, new: int, shift: int) -> str:
+    """Select a tenant's rows of a table as they are to be elsewhere: its id, and shifted ids."""
+    chosen = []
+    for column in columns:
+        if column == "tenant_id":
+            chosen.append(f"{new}::integer")
+        elif column in SHIFTED or (column == "id" and table in WITH_IDS):
+            chosen.append(f"t.{identifier(column)} + {shift}::bigint")
+        elif column == "registered_xid":
+            # Transactions are numbered by each server for itself.
+            chosen.append("null::xid8")
+        else:
+            chosen.append(f"t.{identifier(column)}")
+    return f"select {', '.join(chosen)} from queen.{identifier(table)} t where {_of(table, old)}"
+
+
+def forget_rows(table: str, tenant_id: int) -> str:
+    """Delete a tenant's rows of a table."""
+    return f"delete from queen.{identifier(table)} t where {_of(table, tenant_id)}"
+
+
+def _of(table: str, tenant_id: int) -> str:
+    queues = f"(select q.id from queen.queues q where q.tenant_id = {tenant_id})"
+    if table in ("queues", "kv", "timers"):
+        return f"t.tenant_id = {tenant_id}"
+    if table in ("partitions", "consumer_groups", "dead_letters"):
+        return f"t.queue_id in {queues}"
+    return f"t.partition_id in (select p.id from queen.partitions p where p.queue_id in {queues})"
+
+
+# Numbers that come next are beyond those that have arrived.
+AFTER_ARRIVAL = """
+select setval(pg_get_serial_sequence('queen.queues', 'id'), max(id)) from queen.queues;
+select setval(pg_get_serial_sequence('queen.partitions', 'id'), max(id)) from queen.partitions;
+select setval(pg_get_serial_sequence('queen.consumer_groups', 'id'), max(id))
+from queen.consumer_groups;
+select setval('queen.kv_version', greatest(max(k.version), s.last_value))
+from queen.kv k cross join queen.kv_version s group by s.last_value
+"""

@@ -6,7 +6,7 @@ branch on it (step 0.1). `speaking` gives every error of a handler that form.
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 from litestar.response.base import ASGIResponse
@@ -38,12 +38,12 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def rates(request: wire.AnyRequest) -> Rates:
     """Return the buckets from which calls are paid."""
-    return cast(Rates, request.app.state.rates)
+    return wire.place(request).group.rates
 
 
 def scheduler(request: wire.AnyRequest) -> Scheduler:
     """Return who fires timers, and is told of new ones."""
-    return cast(Scheduler, request.app.state.scheduler)
+    return wire.place(request).group.scheduler
 
 
 async def read_operations(request: wire.AnyRequest) -> Sequence[msgspec.Raw]:

@@ -18,6 +18,7 @@ from uuid import UUID
 
 import msgspec
 from litestar import Litestar, Request, asgi
+from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
 from litestar.response import Response
@@ -46,13 +47,22 @@ from queen_pg.errors import (
     NoSuchRoute,
     PayloadTooLarge,
     QueenError,
+    ReservedTenant,
 )
+from queen_pg.group import DEFAULT_TENANT, Place
 from queen_pg.wakeup import Waiters
 
 CALL_SECONDS = 30.0
 """How long a call that does not wait may take (data-plane 1-6)."""
 
-DEFAULT_TENANT = 1
+TENANT_HEADER = b"x-queen-tenant"
+RESERVED_TENANTS = {
+    "00000000-0000-0000-0000-00000000fffe",
+    "00000000-0000-0000-0000-00000000fffd",
+}
+PLACE = "queen_place"
+"""Where a call's scope says which tenant it works for, if it names one."""
+
 DEFAULT_PARTITION = "Default"
 
 DRAIN_BYTES_MAX = 64 * 1024 * 1024
@@ -66,6 +76,7 @@ _log = telemetry.logger(__name__)
 _encode = msgspec.json.Encoder().encode
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[0-9]{1,18}\Z")
+_TENANT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _PARTITION_ID = re.compile(r"[0-9]{1,20}\Z")
 _AT_PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
@@ -168,24 +179,48 @@ def settings(request: AnyRequest) -> Settings:
     return cast(Settings, request.app.state.settings)
 
 
+def place(request: AnyRequest) -> Place:
+    """Return where the tenant lives that the request works for."""
+    found: Place | None = request.scope.get(PLACE)  # type: ignore[assignment]
+    return found or cast(Place, request.app.state.home)
+
+
 def database(request: AnyRequest) -> Database:
     """Return the database that the broker doors take."""
-    return cast(Database, request.app.state.database)
+    return place(request).group.database
 
 
 def waiters(request: AnyRequest) -> Waiters:
     """Return those who wait for messages, and who is told of new ones."""
-    return cast(Waiters, request.app.state.waiters)
+    return place(request).group.waiters
 
 
 def conveyor(request: AnyRequest) -> Conveyor:
     """Return what carries pushes and acks."""
-    return cast(Conveyor, request.app.state.conveyor)
+    return place(request).group.conveyor
 
 
-def tenant(request: AnyRequest) -> int:  # noqa: ARG001
-    """Return the id of the tenant that the request acts for."""
-    return DEFAULT_TENANT
+def tenant(request: AnyRequest) -> int:
+    """Return the id of the tenant that the request works for."""
+    return place(request).tenant
+
+
+def is_call(scope: Scope) -> bool:
+    """Whether this is a call that works for a tenant."""
+    return scope["type"] == ScopeType.HTTP and scope["path"].startswith("/api/")
+
+
+def named_tenant(scope: Scope) -> str:
+    """Return the tenant that a call names; raise BadRequest or ReservedTenant (admin 13)."""
+    values = [value for name, value in scope["headers"] if name == TENANT_HEADER]
+    text = values[-1].decode("latin-1").strip().lower() if values else ""
+    if not text:
+        return DEFAULT_TENANT
+    if not _TENANT.match(text):
+        raise BadRequest("invalid x-queen-tenant header (must be a UUID)")
+    if text in RESERVED_TENANTS:
+        raise ReservedTenant("this tenant is reserved")
+    return text
 
 
 def deadline(seconds: float = CALL_SECONDS) -> float:

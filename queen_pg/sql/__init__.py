@@ -13,6 +13,7 @@ MANIFEST = (
     "guard",
     "epoch",
     "tenant",
+    "placement",
     "argument",
     "notify",
     "identity",

@@ -52,6 +52,8 @@ create or replace trigger primary_only before insert or update or delete on quee
     for each statement execute function queen._refuse_unless_primary();
 create or replace trigger primary_only before insert or update or delete on queen.quorum
     for each statement execute function queen._refuse_unless_primary();
+create or replace trigger primary_only before insert or update or delete on queen.placements
+    for each statement execute function queen._refuse_unless_primary();
 
 -- Anybody who sees a later epoch may do this, brokers too: it takes nothing from a node that has not lost it.
 create or replace function queen._fence(number bigint) returns boolean

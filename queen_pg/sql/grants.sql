@@ -22,8 +22,8 @@ begin
         grant usage, select on all sequences in schema queen to queen_broker;
         grant execute on all routines in schema queen to queen_broker;
         -- Who may do what, what is installed, and who leads the log are not a broker's to write.
-        revoke insert, update, delete on queen.tenant_roles, queen.alembic_version, queen.epoch, queen.nodes, queen.quorum
-            from queen_broker;
+        revoke insert, update, delete on queen.tenant_roles, queen.alembic_version, queen.epoch, queen.nodes, queen.quorum,
+            queen.placements from queen_broker;
     end if;
 
     if to_regrole('queen_reader') is not null then

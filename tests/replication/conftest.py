@@ -49,7 +49,12 @@ async def nodes(built: Nodes) -> AsyncIterator[Nodes]:
 def brokers(built: Nodes) -> Iterator[list[Broker]]:
     """Two brokers that know every node."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Broker(built.url)) for _ in range(2)]
+        limits = {
+            "QUEEN_KV_READ_RATE": "0",
+            "QUEEN_KV_WRITE_RATE": "0",
+            "RETENTION_INTERVAL": "200",
+        }
+        yield [stack.enter_context(Broker(built.url, **limits)) for _ in range(2)]
 
 
 async def mend(nodes: Nodes) -> None:

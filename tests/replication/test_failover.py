@@ -1,8 +1,8 @@
 """Nodes die, hang, and come back under load: nothing answered is lost, doubled or out of order.
 
 Each round runs load through two brokers that know all nodes, does something to the nodes, and
-judges what the leader holds afterwards. One round of each kind runs with the suite; twenty of each
-run with QUEEN_TEST_ROUNDS=20.
+judges what the leader holds afterwards. One round of each kind runs with the suite, and twenty in
+the long profile.
 """
 
 import asyncio
@@ -22,8 +22,9 @@ from tests.replication.conftest import at
 from tests.replication.load import Load
 from tests.support.broker import Broker
 from tests.support.nodes import NAMES, Nodes
+from tests.support.profile import LONG
 
-ROUNDS = int(os.environ.get("QUEEN_TEST_ROUNDS", "1"))
+ROUNDS = int(os.environ.get("QUEEN_PG_TEST_ROUNDS", "20" if LONG else "1"))
 FOLLOW_SECONDS = 20.0
 
 numbers = itertools.count(1)
