@@ -488,7 +488,7 @@ class TransactionMachine(RuleBasedStateMachine):
                         "of no message"
                         if ack.offset is None
                         else self.model.logs[INPUT, ack.entity][ack.offset].transaction_id,
-                        ack.status,  # type: ignore[arg-type]
+                        ack.status,
                         lease_id=ack.lease_id,
                         consumer_group=GROUP,
                     )

@@ -86,7 +86,7 @@ async def _consume(db: Database, waiters: Waiters, queue_name: str) -> None:
         answer.claims, ("completed", "failed", "dlq", "retry", "completed"), strict=False
     ):
         acks = [
-            AckItem(claim.partition_id, message.transaction_id, status, "why", lease_id)  # type: ignore[arg-type]
+            AckItem(claim.partition_id, message.transaction_id, status, "why", lease_id)
             for message in claim.messages
         ]
         acked = await ack(db, 1, "workers", acks, soon())
