@@ -44,6 +44,12 @@ create table outbox (
     payload json not null, created_at timestamptz not null default now()
 )
 """
+# Every entity has been heard of before: a partition is created once in its life.
+GROWN = f"""
+select count(*) from queen.push_many((
+    select json_agg(json_build_object('queue', 'orders', 'partition', 'order-' || n, 'payload', n))
+    from generate_series(0, {ENTITIES - 1}) n));
+"""
 DEFER = (
     "select procrastinate_defer_jobs_v1(array[row('bench', 'bench', 0, null, null, $1::jsonb,"
     " null)::procrastinate_job_to_defer_v1])"
@@ -71,7 +77,7 @@ CANDIDATES = (
         keyed=True,
         set_up=OUTBOX,
     ),
-    Candidate("queen.push", OURS, "select queen.push('orders', $1, $2)", keyed=True),
+    Candidate("queen.push", OURS, "select queen.push('orders', $1, $2)", keyed=True, set_up=GROWN),
     Candidate(
         "queen.push, with a transaction id",
         OURS,
@@ -83,8 +89,7 @@ CANDIDATES = (
         "read",
         "select queen.push('orders', $1, $2)",
         keyed=True,
-        set_up="select queen.push('orders', '1', 'first');"
-        " select queen.seek('orders', 'billing', 'end')",
+        set_up=GROWN + "select queen.seek('orders', 'billing', 'end')",
     ),
     Candidate(
         "queen.push, notify => true",

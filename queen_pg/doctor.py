@@ -33,7 +33,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 async def examine(settings: Settings) -> list[Finding]:
     """Look at the database that the settings name; raise what the driver raises when it is away."""
-    url = await leader.leading_url(settings.pg_url or "")
+    url = await leader.leading_url(settings.pg_url or "", pooler=settings.pg_pooler)
     connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS)
     try:
         before = time.time()

@@ -240,17 +240,17 @@ async def connect(url: str, *, pooler: bool = False) -> asyncpg.Connection:
     )
 
 
-async def require_leader(url: str) -> None:
+async def require_leader(url: str, *, pooler: bool = False) -> None:
     """Raise NotLeading when the one host of a URL takes no writes, or none of several does."""
-    found = await sight(await leading_url(url))
+    found = await sight(await leading_url(url, pooler=pooler), pooler=pooler)
     if not found.leads:
         what = "a standby" if found.recovering else found.role
         raise NotLeading(f"the server is {what}, epoch {found.epoch} of the log: no writes")
 
 
-async def leading_url(url: str) -> str:
+async def leading_url(url: str, *, pooler: bool = False) -> str:
     """Return the URL of the host that takes writes; raise NotLeading when none of several does."""
-    watch = Watch(url)
+    watch = Watch(url, pooler=pooler)
     if not watch.several:
         return url
     try:

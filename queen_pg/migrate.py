@@ -87,9 +87,9 @@ async def upgrade_host(url: str) -> State:
     return before
 
 
-async def state(url: str) -> State:
+async def state(url: str, *, pooler: bool = False) -> State:
     """Ask a database what it holds; of several hosts, the one that takes writes."""
-    return await _state(await leading_url(url))
+    return await _state(await leading_url(url, pooler=pooler))
 
 
 async def _state(url: str) -> State:

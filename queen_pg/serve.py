@@ -112,11 +112,11 @@ async def _prepare_one(url: str, settings: Settings, stop: asyncio.Event) -> str
     warned = False
     while not stop.is_set():
         try:
-            await require_leader(url)
+            await require_leader(url, pooler=settings.pg_pooler)
             if settings.migrate:
                 state = await migrate.upgrade(url)
             else:
-                state = await migrate.state(url)
+                state = await migrate.state(url, pooler=settings.pg_pooler)
                 _check(state)
             return state.server_version
         except (OSError, asyncpg.CannotConnectNowError, asyncpg.InternalClientError) as error:

@@ -86,7 +86,7 @@ async def _new_follower(cluster: Cluster, primary: Node, address: Address) -> No
         return follower
     # A broker that sees a fresh database beside a later epoch has fenced it, perhaps.
     [row] = await follower.fetch("log_holds")
-    if row["queues"]:
+    if row["holds"]:
         raise LogError(
             f"{follower.name} holds data of its own; to keep them under another name and follow,"
             f" say: queen-pg replica rejoin {host}:{port}"

@@ -158,5 +158,11 @@ comment on table queen.quorum is 'How many followers have a step on disk before 
 comment on column queen.quorum.sole is 'True: there is one row.';
 comment on column queen.quorum.size is 'The number of followers.';
 
+comment on table queen.placements is 'Where tenants live that do not live in this group; in the home group only.';
+comment on column queen.placements.tenant is 'Name by which requests choose the tenant.';
+comment on column queen.placements.log_group is 'Group where the tenant lives; null while it is being moved, when nobody may work for it.';
+comment on column queen.placements.moved_from is 'Group that the tenant is being moved from; null once it has arrived.';
+comment on column queen.placements.placed_at is 'When the row last changed.';
+
 comment on table queen.alembic_version is 'Revision that the tables are at.';
 comment on column queen.alembic_version.version_num is 'Number of the revision.';

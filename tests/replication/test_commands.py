@@ -195,6 +195,9 @@ async def test_commands_repeated_change_nothing(nodes: Nodes) -> None:
 async def test_remove_and_add_again(nodes: Nodes) -> None:
     old = await leader_name(nodes)
     other, third = followers(old)
+    async with at(nodes[old].url) as connection:
+        await connection.execute("select queen.push('kept', '1')")
+    await same(nodes, old, other)
     async with nodes.cluster() as cluster:
         await replica.remove(cluster, other)
     async with nodes.cluster() as cluster:

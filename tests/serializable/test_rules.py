@@ -59,7 +59,8 @@ HINTS = {
 }
 
 
-# Written for READ COMMITTED: they keep hints, sweep what is dead, or wait for steps under way.
+# Written for READ COMMITTED: they keep hints, sweep what is dead, enter a tenant, or wait for
+# steps under way.
 AT_READ_COMMITTED = {
     "_claimable",
     "_delete_queue",
@@ -67,6 +68,7 @@ AT_READ_COMMITTED = {
     "_next_ready",
     "_rearm",
     "_seed_ready",
+    "_tenant_id",
     "_throw_switches",
     "_walk_ready",
 }

@@ -38,6 +38,7 @@ def shown(response: ASGIResponse) -> tuple[int, Any, str | None]:
 ERRORS: list[tuple[QueenError, int, str, str | None]] = [
     (errors.BadBody("m"), 400, "bad_body", None),
     (errors.BadRequest("m"), 400, "bad_request", None),
+    (errors.ReservedTenant("m"), 403, "reserved_tenant", None),
     (errors.NoSuchRoute("m"), 404, "no_such_route", None),
     (errors.NotFound("m"), 404, "not_found", None),
     (errors.PayloadTooLarge("m"), 413, "payload_too_large", None),

@@ -1,2 +1,2 @@
--- Whether a node has a history of its own.
-select (select count(*) from queen.queues) as queues
+-- Whether a node has data of its own.
+select exists (select from queen.queues) or exists (select from queen.kv) or exists (select from queen.timers) as holds
