@@ -2,7 +2,7 @@
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from queen_pg import sql
+from tests.support import server as servers
 from tests.support.database import Databases
 from tests.support.server import Server
 
@@ -62,6 +63,21 @@ async def make_roles(admin_url: str) -> None:
         pytest.skip("the server's role may not make roles")
     finally:
         await connection.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A server of these tests' own: roles are the whole server's, and say what migrations grant."""
+    with servers.find() as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="session")
+async def databases(server: Server) -> AsyncIterator[Databases]:
+    """The maker of databases on that server."""
+    made = Databases(server)
+    yield made
+    await made.close()
 
 
 @pytest_asyncio.fixture(scope="session")
