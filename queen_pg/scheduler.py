@@ -9,21 +9,23 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from queen_pg.broker import kv, timer
+from queen_pg.broker import kv, timer_fire
 from queen_pg.database import Database
-from queen_pg.errors import QueenError, Signal
+from queen_pg.errors import Held, QueenError, Signal
 from queen_pg.telemetry import logger
 
 # Timers of other brokers and of plain SQL are found this late at most.
 LOOK_SECONDS = 1.0
-# Somebody else is firing what is due here.
+# Somebody else is firing what is due here, or holds the partitions that it is for.
 BUSY_SECONDS = 0.05
 # The database is away, or full: an attempt that costs no timer anything.
 TROUBLE_SECONDS = 1.0
 STEP_SECONDS = 30.0
 ATTEMPTS_MAX = 5
+# A pass that fired so many begins anew, so that a partition which was held is soon tried again.
+PASS_MAX = 4096
 
 KV_SWEEP_SECONDS = 1.0
 KV_SWEEP_KEYS = 1000
@@ -59,6 +61,9 @@ class Scheduler:
         self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._troubled: set[str] = set()
+        self._passed = timer_fire.START
+        self._fired = 0
+        self._patient = False
 
     async def run(self) -> None:
         """Fire and sweep until `stop` is called."""
@@ -89,18 +94,49 @@ class Scheduler:
                 )
 
     async def fire_due(self) -> float:
-        """Fire one batch of due timers; return the seconds until there may be more to do."""
-        timers, wait_seconds = await timer.due(self._db)
+        """Fire one batch of due timers; return the seconds until there may be more to do.
+
+        Where somebody holds partitions, the pass goes on behind that batch and without them. After
+        a pass that fired nothing, the next one waits a moment for them.
+        """
+        timers, wait_seconds = await timer_fire.due(self._db, self._passed)
         if not timers:
+            if self._passed is not timer_fire.START:
+                return self._next_pass(patient=not self._fired)
             return LOOK_SECONDS if wait_seconds is None else min(wait_seconds, LOOK_SECONDS)
-        fired = 0
+        held = await self._fire(timers)
+        if held is None or not (held or self._passed.held) or self._fired >= PASS_MAX:
+            return self._next_pass(patient=False)
+        self._passed = self._passed.over(timers, held)
+        return 0
+
+    async def _fire(self, timers: Sequence[Any]) -> set[timer_fire.Partition] | None:
+        """Fire a batch; return the partitions that were held, or None while others fire."""
+        held: set[timer_fire.Partition] = set()
+        others = False
         deadline = asyncio.get_running_loop().time() + STEP_SECONDS
+        patient, self._patient = self._patient, False
         by_tenant = sorted(timers, key=lambda due: due["tenant"])
-        for tenant, batch in itertools.groupby(by_tenant, key=lambda due: due["tenant"]):
-            queues = await timer.fire(self._db, tenant, list(batch), self._attempts_max, deadline)
-            if queues:
-                fired += sum(queues.values())
-                self._on_pushed(tenant, set(queues))
+        for tenant, group in itertools.groupby(by_tenant, key=lambda due: due["tenant"]):
+            batch = list(group)
+            try:
+                fired = await timer_fire.fire(
+                    self._db, tenant, batch, self._attempts_max, deadline, patient=patient
+                )
+            except Held:
+                held |= {timer_fire.partition_of(timer) for timer in batch}
+                others = others or not patient
+                continue
+            held |= fired.held
+            if fired.queues:
+                self._fired += sum(fired.queues.values())
+                self._on_pushed(tenant, set(fired.queues))
+        return None if others else held
+
+    def _next_pass(self, *, patient: bool) -> float:
+        fired, self._fired = self._fired, 0
+        self._passed = timer_fire.START
+        self._patient = patient
         return 0 if fired else BUSY_SECONDS
 
     async def _sweep(self, sweep: Sweep) -> None:

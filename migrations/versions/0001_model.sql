@@ -198,6 +198,7 @@ create table queen.timers (
     transaction_id  text collate "C" not null,
     message_id      uuid not null,
     payload         json not null,
+    encrypted       boolean not null default false,
     producer_sub    text,
     deliver_at      timestamptz not null,
     fire_at         timestamptz not null,

@@ -8,7 +8,7 @@ import msgspec
 from litestar import delete, get
 from litestar.response.base import ASGIResponse
 
-from queen_pg.broker import switch, timer
+from queen_pg.broker import switch, timer, timer_document
 from queen_pg.errors import BadRequest, Declined
 from queen_pg.routes import surface, wire
 
@@ -25,7 +25,7 @@ async def call(request: wire.AnyRequest) -> ASGIResponse:
     operations = await surface.read_operations(request)
     tenant = wire.tenant(request)
     database = wire.database(request)
-    scheduling = timer.is_schedule(operations)
+    scheduling = timer_document.is_schedule(operations)
     if scheduling:
         async with switch.first(database, "timers_schedule"):
             surface.rates(request).spend(tenant, "write")
@@ -43,7 +43,9 @@ async def call(request: wire.AnyRequest) -> ASGIResponse:
 async def cancel(request: wire.AnyRequest) -> ASGIResponse:
     """Cancel one timer; nothing that pauses scheduling refuses it."""
     names = wire.names(request, "/api/v1/timers/{queue}/{timerKey...}")
-    operation = timer.cancel(names["queue"], names["timerKey"], wire.Query(request).text("txn"))
+    operation = timer_document.cancel(
+        names["queue"], names["timerKey"], wire.Query(request).text("txn")
+    )
     [result] = await timer.run(
         wire.database(request), wire.tenant(request), [operation], wire.deadline()
     )
@@ -116,7 +118,9 @@ async def _count(request: wire.AnyRequest, queue: str) -> ASGIResponse:
 def _validated(
     request: wire.AnyRequest, operations: Sequence[msgspec.Raw]
 ) -> list[dict[str, object]]:
-    return timer.validate(operations, timer.Limits.of_call(wire.settings(request)))
+    return timer_document.validate(
+        operations, timer_document.Limits.of_call(wire.settings(request))
+    )
 
 
 def _bad(reason: str, message: str) -> Declined:

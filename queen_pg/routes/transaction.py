@@ -13,7 +13,7 @@ import msgspec
 from litestar.response.base import ASGIResponse
 
 from queen_pg import frames, limits
-from queen_pg.broker import kv, switch, timer
+from queen_pg.broker import kv, switch, timer, timer_document
 from queen_pg.broker import transaction as broker
 from queen_pg.broker.ack import QUEUE_MODE, AckResult, released
 from queen_pg.broker.identity import uuid_v7
@@ -95,7 +95,7 @@ class _Call:
         self, body: _Body, framed: Sequence[frames.Item], settings: Settings, *, counts: bool
     ) -> None:
         self.counts = counts
-        self.timers = timer.validate(body.timers or [], timer.Limits())
+        self.timers = timer_document.validate(body.timers or [], timer_document.Limits())
         self.kv = kv.validate(body.kv or [], kv.Limits.of_transaction(settings))
         self.positions = _positions(body.positions or [])
         operations = body.operations or []
@@ -183,7 +183,7 @@ async def _switches_first(db: Database, body: _Body) -> AsyncIterator[None]:
         switches = await switch.read(db)
         if body.kv and not switches.kv:
             raise _disabled("kv_disabled") from None
-        if timer.is_schedule(body.timers or []) and not switches.timers_schedule:
+        if timer_document.is_schedule(body.timers or []) and not switches.timers_schedule:
             raise _disabled("timers_disabled") from None
         if isinstance(error, _Refused):
             raise

@@ -126,6 +126,7 @@ comment on column queen.timers.partition is 'Name of the partition to push to.';
 comment on column queen.timers.transaction_id is 'Transaction id that the message will have.';
 comment on column queen.timers.message_id is 'Id that the message will have.';
 comment on column queen.timers.payload is 'The JSON document that will be pushed.';
+comment on column queen.timers.encrypted is 'Whether its sender says that the payload is encrypted.';
 comment on column queen.timers.producer_sub is 'Authenticated subject that scheduled.';
 comment on column queen.timers.deliver_at is 'When the message is due.';
 comment on column queen.timers.fire_at is 'When it is tried next: later than deliver_at only after a failure.';

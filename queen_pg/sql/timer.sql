@@ -31,15 +31,15 @@ declare
     v_stored_id uuid;
 begin
     insert into queen.timers as t (tenant_id, queue, timer_key, partition, transaction_id, message_id, payload,
-                                   producer_sub, deliver_at, fire_at, created_at, updated_at)
+                                   encrypted, producer_sub, deliver_at, fire_at, created_at, updated_at)
     values (_timer_schedule.tenant, _timer_schedule.operation->>'queue', _timer_schedule.operation->>'timerKey',
             coalesce(_timer_schedule.operation->>'partition', 'Default'), _timer_schedule.operation->>'txn', v_id,
-            (_timer_schedule.operation->>'payload')::json, _timer_schedule.operation->>'producerSub',
-            v_due_at, v_due_at, _timer_schedule.moment, _timer_schedule.moment)
+            (_timer_schedule.operation->>'payload')::json, coalesce((_timer_schedule.operation->>'encrypted')::boolean, false),
+            _timer_schedule.operation->>'producerSub', v_due_at, v_due_at, _timer_schedule.moment, _timer_schedule.moment)
     on conflict (tenant_id, queue, timer_key) do update
     set partition = excluded.partition, transaction_id = excluded.transaction_id, message_id = v_replacing_id,
-        payload = excluded.payload, producer_sub = excluded.producer_sub, deliver_at = excluded.deliver_at,
-        fire_at = excluded.fire_at, attempts = 0, last_error = null, updated_at = excluded.updated_at
+        payload = excluded.payload, encrypted = excluded.encrypted, producer_sub = excluded.producer_sub,
+        deliver_at = excluded.deliver_at, fire_at = excluded.fire_at, attempts = 0, last_error = null, updated_at = excluded.updated_at
     returning t.message_id into v_stored_id;
 
     return json_build_object(
@@ -139,7 +139,7 @@ language sql stable parallel safe as $$
     select json_build_object(
         'queue', timer.queue, 'timerKey', timer.timer_key, 'partition', timer.partition,
         'deliverAt', queen._fixed_time(timer.deliver_at), 'txn', timer.transaction_id, 'messageId', timer.message_id,
-        'payloadZstd', false, 'encrypted', false, 'producerSub', timer.producer_sub, 'attempts', timer.attempts,
+        'payloadZstd', false, 'encrypted', timer.encrypted, 'producerSub', timer.producer_sub, 'attempts', timer.attempts,
         'lastError', timer.last_error, 'claimed', false,
         'createdAt', queen._fixed_time(timer.created_at), 'updatedAt', queen._fixed_time(timer.updated_at));
 $$;

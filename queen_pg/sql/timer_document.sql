@@ -95,8 +95,12 @@ begin
     end if;
     v_payload := queen._read_timer_payload(_read_timer.operation -> 'payload', _read_timer.path || 'payload');
     perform queen._check_timer(v_queue, v_key, v_partition, octet_length(v_payload), _read_timer.path);
+    if json_typeof(_read_timer.operation -> 'encrypted') <> 'boolean' then
+        perform queen._refuse_document(_read_timer.path || 'encrypted', 'encrypted must be a boolean', 'timers_bad_encrypted');
+    end if;
     return jsonb_build_object(
         'op', v_op, 'queue', v_queue, 'timerKey', v_key, 'partition', v_partition, 'txn', v_txn, 'payload', v_payload,
+        'encrypted', coalesce((_read_timer.operation ->> 'encrypted')::boolean, false),
         'delayMs', greatest(least(queen._kv_number(_read_timer.operation -> 'delayMs'), 1e18), -1e18));
 end;
 $$;
@@ -124,3 +128,24 @@ end;
 $$;
 
 comment on function queen._read_timers_all(json) is 'The timer operations of a step, checked one by one and together.';
+
+-- A queue that encrypts what it stores would encrypt twice what its sender has encrypted.
+create or replace function queen._check_timers_encryption(tenant integer, timers jsonb) returns void
+language plpgsql stable as $$
+declare
+    v_queue text;
+begin
+    select e.encrypting_queue into v_queue
+    from queen._timers_encrypting(
+        _check_timers_encryption.tenant,
+        array(select o ->> 'queue' from jsonb_array_elements(_check_timers_encryption.timers) o where (o ->> 'encrypted')::boolean)) e
+    limit 1;
+    if found then
+        perform queen._refuse_document('timers', format('the queue %s encrypts what it stores by itself', v_queue),
+                                       'timers_encrypted_conflict');
+    end if;
+end;
+$$;
+
+comment on function queen._check_timers_encryption(integer, jsonb) is
+    'Refuse payloads that their sender has encrypted, for queues that encrypt at rest.';

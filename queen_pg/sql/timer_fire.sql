@@ -8,9 +8,21 @@
 
 -- The oldest timers that are due, at most batch_max and 4 MiB of them, each with its partition's id if there is
 -- one; else, in a row of its own, how long it is until the next one. Nothing while firing is switched off.
-create or replace function queen._timers_due(batch_max integer)
-returns table (
-    tenant integer, queue text, timer_key text, partition text, partition_id bigint, wait_seconds double precision
+--
+-- A pass goes on behind the last timer that it found, and without the partitions that were held: whatever is due in
+-- one of those comes in its order when the next pass begins.
+create or replace function queen._timers_due(
+    batch_max integer,
+    after_fire_at timestamptz default null,
+    after_tenant integer default null,
+    after_queue text default null,
+    after_timer_key text default null,
+    held_tenant integer[] default '{}',
+    held_queue text[] default '{}',
+    held_partition text[] default '{}'
+) returns table (
+    tenant integer, queue text, timer_key text, partition text, partition_id bigint, fire_at timestamptz,
+    wait_seconds double precision
 )
 language plpgsql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -23,7 +35,7 @@ begin
         return;
     end if;
     return query
-    select d.tenant_id, d.queue, d.timer_key, d.partition, p.id, null::double precision
+    select d.tenant_id, d.queue, d.timer_key, d.partition, p.id, d.fire_at, null::double precision
     from (
         select t.*, sum(pg_column_size(t.payload)) over (order by t.fire_at, t.tenant_id, t.queue, t.timer_key) as bytes,
                row_number() over (order by t.fire_at, t.tenant_id, t.queue, t.timer_key) as place
@@ -31,6 +43,13 @@ begin
             select t.tenant_id, t.queue, t.timer_key, t.partition, t.payload, t.fire_at
             from queen.timers t
             where t.fire_at <= v_now
+              and (t.fire_at, t.tenant_id, t.queue, t.timer_key)
+                  > (coalesce(_timers_due.after_fire_at, '-infinity'), coalesce(_timers_due.after_tenant, 0),
+                     coalesce(_timers_due.after_queue, ''), coalesce(_timers_due.after_timer_key, ''))
+              and (t.tenant_id, t.queue, t.partition)
+                  not in (select h.tenant, h.queue, h.partition
+                          from unnest(_timers_due.held_tenant, _timers_due.held_queue, _timers_due.held_partition)
+                               h (tenant, queue, partition))
             order by t.fire_at, t.tenant_id, t.queue, t.timer_key
             limit _timers_due.batch_max
         ) t
@@ -42,7 +61,7 @@ begin
 
     if not found then
         return query
-        select null::integer, null::text, null::text, null::text, null::bigint,
+        select null::integer, null::text, null::text, null::text, null::bigint, null::timestamptz,
                extract(epoch from t.fire_at - v_now)::double precision
         from queen.timers t
         where t.fire_at > v_now
@@ -52,21 +71,23 @@ begin
 end;
 $$;
 
-comment on function queen._timers_due(integer) is
-    'The oldest due timers; or, when none is due, the seconds until the next one.';
+comment on function queen._timers_due(integer, timestamptz, integer, text, text, integer[], text[], text[]) is
+    'The oldest due timers behind a place, but for some partitions; or, when there are none, the seconds until the next one.';
 
 -- Fire those of a tenant's timers that are still due and still for the partition that was found: push their
 -- messages and remove them. A transaction id that its partition still remembers is not pushed again, and its
 -- timer is done (step 3.4-4); unless careful, that raises unique_violation and the call is to be made again.
--- Answers how many timers fired in each queue, and nothing while another step is firing.
+-- Answers how many timers fired in each partition, and no row for those that somebody holds. One who is patient
+-- waits a moment for them when he gets no other. Raises lock_not_available while another step fires.
 create or replace function queen._timers_fire(
     tenant integer,
     queue text[],
     timer_key text[],
     partition text[],
     partition_id bigint[],
-    careful boolean
-) returns table (fired_queue text, timer_count integer)
+    careful boolean,
+    patient boolean
+) returns table (fired_queue text, fired_partition text, timer_count integer)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
@@ -81,6 +102,7 @@ declare
     v_group_partition text[] := '{}';
     v_group_partition_id bigint[] := '{}';
     v_queue text[] := '{}';
+    v_partition text[] := '{}';
     v_timer_key text[] := '{}';
     v_item_group integer[] := '{}';
     v_message_id uuid[] := '{}';
@@ -88,13 +110,14 @@ declare
     v_producer_sub text[] := '{}';
     v_payload text[] := '{}';
 begin
-    if not queen._switched_on('timers_fire')
-        or not pg_try_advisory_xact_lock(hashtext('queen.timers'), _timers_fire.tenant) then
+    if not queen._switched_on('timers_fire') then
         return;
+    elsif not pg_try_advisory_xact_lock(hashtext('queen.timers'), _timers_fire.tenant) then
+        perform queen._fail('55P03', 'another step is firing timers');
     end if;
 
-    -- A partition that somebody holds is left for the next pass, unless there is no other: his transaction may take
-    -- its time, and timers of other partitions need not wait for it.
+    -- A partition that somebody holds is left for the next pass: his transaction may take its time, and timers of
+    -- other partitions need not wait for it. But one that is never free for long is had by waiting only.
     v_held := array(
         select p.id
         from queen.partitions p
@@ -102,7 +125,7 @@ begin
         order by p.id
         for no key update skip locked
     );
-    if v_held = '{}' then
+    if v_held = '{}' and _timers_fire.patient then
         v_held := array(
             select p.id
             from queen.partitions p
@@ -136,6 +159,7 @@ begin
             v_group_partition_id := v_group_partition_id || v_timer.partition_id;
         end if;
         v_queue := v_queue || v_timer.queue;
+        v_partition := v_partition || v_timer.partition;
         v_timer_key := v_timer_key || v_timer.timer_key;
         v_item_group := v_item_group || v_groups;
         v_message_id := v_message_id || v_timer.message_id;
@@ -156,12 +180,15 @@ begin
     using unnest(v_queue, v_timer_key) u (queue, timer_key)
     where t.tenant_id = _timers_fire.tenant and t.queue = u.queue and t.timer_key = u.timer_key;
 
-    return query select u.queue, count(*)::integer from unnest(v_queue) u (queue) group by u.queue;
+    return query
+    select u.queue, u.partition, count(*)::integer
+    from unnest(v_queue, v_partition) u (queue, partition)
+    group by u.queue, u.partition;
 end;
 $$;
 
-comment on function queen._timers_fire(integer, text[], text[], text[], bigint[], boolean) is
-    'Fire those of the named timers that are still due; how many, by queue.';
+comment on function queen._timers_fire(integer, text[], text[], text[], bigint[], boolean, boolean) is
+    'Fire those of the named timers that are still due; how many, by partition.';
 
 -- A timer cannot fire, and not for a passing reason: try again later, and after the last attempt file it as a dead
 -- letter of its queue (step 3.4-9).

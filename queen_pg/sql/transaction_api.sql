@@ -248,6 +248,7 @@ begin
         return json_build_object('transactionId', v_id, 'success', false, 'reason', 'too_large',
                                  'error', queen._rolled_back('too_large'), 'results', json '[]');
     end if;
+    perform queen._check_timers_encryption(v_tenant, v_timers);
 
     v_done := queen._run_step(v_tenant, v_parts.acks, v_parts.item_queue, v_parts.item_partition, v_parts.item_transaction_id,
                               v_parts.item_trace_id, v_parts.item_payload, v_positions, v_kv, v_timers);

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from queen_pg.broker import kv, timer
+from queen_pg.broker import kv, timer, timer_fire
 from queen_pg.config import Settings
 from queen_pg.database import Database
 from queen_pg.scheduler import KV_SWEEP_KEYS, KvSweep, Scheduler
@@ -159,6 +159,31 @@ async def test_a_partition_that_is_held_holds_up_no_other(
     assert delivered == [
         *[("free", number) for number in (10, 11, 12, 20, 21, 22)],
         *[("held", number) for number in (-1, -2, 0, 1, 2)],
+    ]
+
+
+async def test_more_than_a_batch_of_held_timers_holds_up_no_younger_one(
+    database: str, db: Database, sql: asyncpg.Connection
+) -> None:
+    """Step 3.4-5: a pass goes on behind them, and they keep their order when they are free."""
+    size = 2 * timer_fire.BATCH_MAX + 50
+    await sql.execute("select queen.push('q', '-1', 'held')")
+    holder = await asyncpg.connect(database)
+    async with Crowd(database, 2):
+        async with holder.transaction():
+            # Scheduled in here, so that none of them fires before.
+            await holder.execute("select queen.push('q', '-2', 'held')")
+            await schedule(db, "q", range(size), "held")
+            await schedule(db, "q", range(size, size + 5), "free")
+            await until(sql, PENDING, lambda count: count == size)
+            await schedule(db, "q", range(size + 5, size + 10), "free")
+            await until(sql, PENDING, lambda count: count == size)
+        await until(sql, PENDING, lambda count: count == 0)
+    await holder.close()
+    delivered = [tuple(row) for row in await sql.fetch(DELIVERED)]
+    assert delivered == [
+        *[("free", number) for number in range(size, size + 10)],
+        *[("held", number) for number in (-1, -2, *range(size))],
     ]
 
 

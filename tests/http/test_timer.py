@@ -261,6 +261,27 @@ async def test_encrypted_payloads_conflict_with_a_queue_that_encrypts(
     await timers(wire, schedule(queue, "k", encrypted=False))
 
 
+async def test_a_timer_says_whether_its_sender_has_encrypted_it(wire: Wire, queue: str) -> None:
+    """Step 3.1, 3.2 encrypted: kept with the timer, of a transaction too, until it is replaced."""
+    await timers(wire, schedule(queue, "a", encrypted=True), schedule(queue, "b", encrypted=False))
+    await wire.transaction(timers=[schedule(queue, "c", encrypted=True), schedule(queue, "d")])
+    for key, encrypted in (("a", True), ("b", False), ("c", True), ("d", False)):
+        assert (await wire.get(path(queue, key), 200))["encrypted"] is encrypted
+    listed = (await wire.get(path(queue), 200))["rows"]
+    assert [row["encrypted"] for row in listed] == [True, False, True, False]
+    await timers(wire, schedule(queue, "a"))
+    assert (await wire.get(path(queue, "a"), 200))["encrypted"] is False
+
+
+async def test_a_transactions_encrypted_payload_conflicts_too(wire: Wire, queue: str) -> None:
+    """Step 1.10: 200 `bad_request`, and nothing is written."""
+    await wire.configure(queue, encryptionEnabled=True)
+    push = {"type": "push", "items": [{"queue": queue, "payload": 1}]}
+    verdict = await wire.transaction(push, timers=[schedule(queue, "k", encrypted=True)])
+    assert (verdict["success"], verdict["reason"]) == (False, "bad_request")
+    assert await wire.take(queue) == []
+
+
 async def test_a_known_txn_is_delivered_once(wire: Wire, queue: str) -> None:
     """Step 3.4-4: the second timer is done without a message."""
     await timers(wire, schedule(queue, "a", 1, 0, txn="t"))

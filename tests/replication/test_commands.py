@@ -297,7 +297,9 @@ async def test_add_may_be_interrupted_anywhere(
     async def add(cluster: Cluster) -> None:
         await replica.add(cluster, nodes[other].address, replica.Naming(other))
 
-    assert await interrupted_everywhere(nodes, monkeypatch, prepare, add, step=1 if LONG else 6) > 10
+    assert (
+        await interrupted_everywhere(nodes, monkeypatch, prepare, add, step=1 if LONG else 6) > 10
+    )
     await same(nodes, old, other)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from queen_pg.broker import kv, lease, lock, queue, timer
+from queen_pg.broker import kv, lease, lock, queue, timer, timer_document, timer_fire
 from queen_pg.broker.ack import AckItem, ack
 from queen_pg.broker.partition import PartitionIds, resolve
 from queen_pg.broker.pop import PopAnswer, PopRequest
@@ -274,16 +274,16 @@ async def _wait_for_time(db: Database, queue_name: str) -> None:
     await timer.run(
         db,
         1,
-        [timer.cancel(queue_name, f"timer-{number}", None) for number in range(3)],
+        [timer_document.cancel(queue_name, f"timer-{number}", None) for number in range(3)],
         soon(),
     )
 
 
 async def _fire(db: Database) -> None:
-    timers, _ = await timer.due(db)
+    timers, _ = await timer_fire.due(db)
     mine = [due for due in timers if due["tenant"] == 1]
     assert mine
-    await timer.fire(db, 1, mine, 5, soon())
+    await timer_fire.fire(db, 1, mine, 5, soon())
 
 
 async def _administer(db: Database, queue_name: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 import queen_pg
-from queen_pg.broker import kv, lock, timer
+from queen_pg.broker import kv, lock, timer, timer_document
 from queen_pg.broker.ack import AckItem, ack
 from queen_pg.broker.pop import PopRequest
 from queen_pg.broker.push import push
@@ -169,7 +169,7 @@ NOTHING_TO_FIND: dict[str, tuple[Callable[[Watched], Awaitable[Any]], set[str]]]
         {"kv_pkey"},
     ),
     "cancel": (
-        lambda db: timer.run(db, 1, [timer.cancel("bell", "noon", None)], soon()),
+        lambda db: timer.run(db, 1, [timer_document.cancel("bell", "noon", None)], soon()),
         {"timers_pkey"},
     ),
     "schedule": (lambda db: timer.run(db, 1, [NOON], soon()), set()),

@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -58,14 +59,17 @@ async def fire(
     """Fire what is due, or what was found before."""
     found = await due(conn) if found is None else found
     rows = await conn.fetch(
-        "select * from queen._timers_fire(1, $1, $2, $3, $4, $5)",
+        "select * from queen._timers_fire(1, $1, $2, $3, $4, $5, true)",
         [timer["queue"] for timer in found],
         [timer["timer_key"] for timer in found],
         [timer["partition"] for timer in found],
         [timer["partition_id"] for timer in found],
         careful,
     )
-    return {row["fired_queue"]: row["timer_count"] for row in rows}
+    fired: Counter[str] = Counter()
+    for row in rows:
+        fired[row["fired_queue"]] += row["timer_count"]
+    return fired
 
 
 async def messages(conn: asyncpg.Connection) -> list[asyncpg.Record]:
@@ -313,6 +317,39 @@ async def test_a_pass_is_bounded(conn: asyncpg.Connection) -> None:
     size = "select string_agg(md5(n::text), '') from generate_series(1, 100000) n"
     await conn.execute(f"update queen.timers set payload = to_json(({size}))")
     assert [timer["timer_key"] for timer in await due(conn)] == ["k0"]
+
+
+async def test_a_pass_goes_on_behind_what_it_found_and_without_what_is_held(
+    conn: asyncpg.Connection,
+) -> None:
+    """Step 3.4-5: the rest comes in due order; what is held comes with the next pass."""
+    held = [schedule(f"h{number}", number, partition="held") for number in range(4)]
+    free = [schedule(f"f{number}", number, partition="free") for number in range(4)]
+    await timers(conn, *held, *free)
+    await later(conn, 1)
+    found = await due(conn, 3)
+    assert [timer["timer_key"] for timer in found] == ["f0", "h0", "f1"]
+    last = found[-1]
+    rest = await conn.fetch(
+        "select * from queen._timers_due(256, $1, $2, $3, $4, '{1}', '{q}', '{held}')",
+        *(last[name] for name in ("fire_at", "tenant", "queue", "timer_key")),
+    )
+    assert [timer["timer_key"] for timer in rest] == ["f2", "f3"]
+
+
+async def test_one_step_at_a_time_fires(conn: asyncpg.Connection, shared_database: str) -> None:
+    """Step 3.4-5: so that a partition's timers enter it in due order; the other is told so."""
+    await timers(conn, schedule("k", 0))
+    other = await asyncpg.connect(shared_database)
+    try:
+        async with other.transaction():
+            await other.execute("select pg_advisory_xact_lock(hashtext('queen.timers'), 1)")
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                async with conn.transaction():
+                    await fire(conn)
+        assert await fire(conn) == {"q": 1}
+    finally:
+        await other.close()
 
 
 async def test_a_fire_knows_the_partition_there_is(conn: asyncpg.Connection) -> None:

@@ -279,6 +279,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({"timers": [schedule("k", partition="")]}, "timers[0].partition", "timers_bad_partition"),
     ({"timers": [schedule("k", delayMs="1")]}, "timers[0].delayMs", "timers_delay_required"),
     ({"timers": [schedule("k", txn="")]}, "timers[0].txn", "timers_txn_required"),
+    ({"timers": [schedule("k", encrypted=1)]}, "timers[0].encrypted", "timers_bad_encrypted"),
     ({"timers": [schedule("k", payload="%")]}, "timers[0].payload", "timers_payload_not_base64"),
     ({"timers": [schedule("k", payload="e30x")]}, "timers[0].payload", "timers_payload_not_json"),
     ({"timers": [schedule("k"), schedule("k")]}, "timers", "timers_duplicate_key"),
@@ -308,6 +309,22 @@ async def test_a_document_that_cannot_be_is_an_error_that_says_where(
     detail = json.loads(caught.value.detail)
     assert detail["argument"] == argument
     assert detail.get("reason", "") == reason
+
+
+async def test_an_encrypted_payload_is_said_so_and_not_encrypted_twice(
+    conn: asyncpg.Connection,
+) -> None:
+    """Step 3.1 encrypted."""
+    await run(conn, timers=[schedule("k", encrypted=True), schedule("l")])
+    rows = await conn.fetch("select encrypted from queen.timers order by timer_key")
+    assert [row["encrypted"] for row in rows] == [True, False]
+    await conn.execute("select queen.configure('vault', '{\"encryptionEnabled\": true}')")
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await run(conn, timers=[schedule("k", queue="vault", encrypted=True)])
+    assert json.loads(caught.value.detail) == {
+        "argument": "timers",
+        "reason": "timers_encrypted_conflict",
+    }
 
 
 @pytest.mark.parametrize("document", ["null", "[]", "1"])

@@ -9,8 +9,8 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from queen_pg import scheduler as module
-from queen_pg.broker import timer
-from queen_pg.broker.timer import Due
+from queen_pg.broker import timer_fire
+from queen_pg.broker.timer_fire import START, Due, Fired, Passed
 from queen_pg.errors import Conflict, Unavailable
 from queen_pg.scheduler import Scheduler, Sweep
 
@@ -18,14 +18,14 @@ Answer = Due | Exception
 
 
 class Timers:
-    """Stands for broker.timer: answers what it is told to, and counts who asked."""
+    """Stands for broker.timer_fire: answers what it is told to, and counts who asked."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
         self.looks = 0
         self.fired: list[tuple[int, list[str]]] = []
 
-    async def due(self, db: Any) -> Due:
+    async def due(self, db: Any, passed: Passed = START) -> Due:
         self.looks += 1
         answer = self.answers.pop(0) if self.answers else Due([], None)
         if isinstance(answer, Exception):
@@ -33,10 +33,17 @@ class Timers:
         return answer
 
     async def fire(
-        self, db: Any, tenant: int, timers: Sequence[Any], attempts_max: int, deadline: float
-    ) -> dict[str, int]:
+        self,
+        db: Any,
+        tenant: int,
+        timers: Sequence[Any],
+        attempts_max: int,
+        deadline: float,
+        *,
+        patient: bool = False,
+    ) -> Fired:
         self.fired.append((tenant, [one["timer_key"] for one in timers]))
-        return {one["queue"]: 1 for one in timers}
+        return Fired({one["queue"]: 1 for one in timers}, set())
 
 
 def due(*timers: tuple[int, str, str]) -> Due:
@@ -62,8 +69,8 @@ class Running:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, timers: Timers, *sweeps: Sweep) -> Scheduler:
-        self._monkeypatch.setattr(timer, "due", timers.due)
-        self._monkeypatch.setattr(timer, "fire", timers.fire)
+        self._monkeypatch.setattr(timer_fire, "due", timers.due)
+        self._monkeypatch.setattr(timer_fire, "fire", timers.fire)
         nothing: Any = None
         self.scheduler = Scheduler(
             nothing, lambda tenant, queues: self.pushed.append((tenant, queues)), sweeps=sweeps

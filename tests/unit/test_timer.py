@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import zstandard
 
-from queen_pg.broker import timer
-from queen_pg.broker.timer import Limits
+from queen_pg.broker import timer_document
+from queen_pg.broker.timer_document import Limits
 from queen_pg.config import Settings
 from queen_pg.errors import Declined, NameTooLong
 
@@ -49,7 +49,7 @@ def without(document: dict[str, Any], *fields: str) -> dict[str, Any]:
 def validate(*documents: Any, limits: Limits = CALL, sub: str | None = None) -> list[Any]:
     """Validate, and read the result as the database would."""
     decoded: list[Any] = msgspec.json.decode(
-        msgspec.json.encode(timer.validate(raws(*documents), limits, sub))
+        msgspec.json.encode(timer_document.validate(raws(*documents), limits, sub))
     )
     return decoded
 
@@ -248,5 +248,5 @@ def test_what_reaches_the_database() -> None:
 
 def test_a_call_that_only_cancels_schedules_nothing() -> None:
     """Section 5: cancels are never refused."""
-    assert not timer.is_schedule(raws(CANCEL, CANCEL))
-    assert timer.is_schedule(raws(CANCEL, {**SCHEDULE, "op": "reschedule"}))
+    assert not timer_document.is_schedule(raws(CANCEL, CANCEL))
+    assert timer_document.is_schedule(raws(CANCEL, {**SCHEDULE, "op": "reschedule"}))
