@@ -296,7 +296,7 @@ async def test_health_and_status(wire: Wire) -> None:
 
 
 async def test_without_its_database_a_broker_says_so(database: str, server: Server) -> None:
-    """data-plane 1-5: 503 with Retry-After and a word the SDK's consumers go on after."""
+    """data-plane 1-5, step 1.10, 2.11: 503, Retry-After, a word after which consumers go on."""
     with Broker(database) as broker:
         async with httpx.AsyncClient(base_url=broker.base_url, timeout=60) as http:
             admin = await asyncpg.connect(server.admin_url)
@@ -336,6 +336,14 @@ async def _is_unavailable(http: httpx.AsyncClient) -> None:
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["code"] in ("retry", "no_leader", "timeout", "outcome_unknown")
     assert "connection" in pop.json()["error"]
+    body = {"operations": [{"type": "push", "items": [{"queue": "q", "payload": 1}]}]}
+    step = await http.post("/api/v1/transaction", json=body)
+    assert (step.status_code, step.json().keys()) == (503, {"error", "code"})
+    for surface, path in (("kv", "kv/n/k"), ("timers", "timers/q/k")):
+        read = await http.get(f"/api/v1/{path}")
+        assert (read.status_code, read.json()["error"]) == (503, f"{surface}_unavailable")
+        assert read.json()["reason"] in (f"{surface}_retry", f"{surface}_no_leader")
+        assert int(read.headers["retry-after"]) >= 1
 
 
 async def _recovers(http: httpx.AsyncClient) -> None:

@@ -594,6 +594,25 @@ async def test_autopilot_takes_a_hundred_before_it_knows_the_pace(wire: Wire, qu
     assert (len(answer["messages"]), answer["autopilot"]["batch"]) == (100, 100)
 
 
+async def test_the_batch_follows_the_pace_of_the_group(wire: Wire, queue: str) -> None:
+    """data-plane 4.6-3: who acks a thousand within seconds gets more than the least, for itself."""
+    await wire.push(queue, *range(3000))
+    for group in ("fast", "other"):
+        answer = await wire.pop(queue, consumerGroup=group, subscriptionMode="all", batch=1000)
+        assert answer is not None
+        if group == "fast":
+            await wire.ack(answer["messages"], group=group)
+    await wire.push(queue, 1, partition="p")
+    fast = await wire.pop(queue, consumerGroup="fast", autopilot=True, partitions=1)
+    other = await wire.pop(queue, consumerGroup="other", autopilot=True, partitions=1)
+    assert fast is not None
+    assert other is not None
+    batch = fast["autopilot"]["batch"]
+    assert 100 < batch <= 1000
+    assert len(fast["messages"]) in (1, batch)
+    assert other["autopilot"]["batch"] == 100
+
+
 # Conflation.
 
 CONFLATED: dict[str, Any] = {"conflation": True, "consumerGroup": "g", "subscriptionMode": "all"}

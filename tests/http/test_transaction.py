@@ -10,7 +10,7 @@ import pytest
 from queen import Queen
 from queen.http.push_binary import PushBatch, encode_transaction_frames
 
-from tests.support.wire import Wire, data
+from tests.support.wire import QUEUE_MODE, Wire, data
 
 STRANGER = "019a44c3-0000-7111-8222-333344445555"
 
@@ -227,6 +227,34 @@ async def test_a_trace_id_is_stored(wire: Wire, queue: str) -> None:
 
 
 # How an ack finds its lease.
+
+
+async def test_the_defaults_of_an_ack(wire: Wire, queue: str) -> None:
+    """step 1.3, 0.2: queue mode, no lease, completed; an id that is none resolves to nothing."""
+    await wire.push(queue, 1, 2, 3, 4)
+    messages = await wire.take(queue)
+    partition_id = messages[0]["partitionId"]
+    assert partition_id.isdecimal()
+    bare = {"type": "ack", "partitionId": partition_id}
+    refused(await changes_nothing(wire, bare), "rejected_ack")
+    for more in (
+        {},
+        {"consumerGroup": "", "leaseId": "", "status": None},
+        {"status": "Whatever"},
+        {"status": "COMPLETED", "error": "not kept"},
+    ):
+        transaction_id = messages.pop(0)["transactionId"]
+        verdict = await wire.transaction({**bare, "transactionId": transaction_id, **more})
+        assert verdict["success"] is True
+        assert (await wire.cursor({"consumerGroup": QUEUE_MODE, "partitionId": partition_id}))[
+            "committed_offset"
+        ] == 3 - len(messages)
+    [result] = (await wire.transaction(push(queue, 5)))["results"]
+    [message] = await wire.take(queue)
+    assert message["transactionId"] == result["transactionId"]
+    verdict = await wire.transaction(ack(message, "DLQ", error="kept"))
+    assert verdict["results"][0]["dlq"] is True
+    assert [letter["errorMessage"] for letter in await wire.dead_letters(queue)] == ["kept"]
 
 
 async def test_a_fenced_ack_needs_its_lease(wire: Wire, queue: str) -> None:
