@@ -175,7 +175,7 @@ begin
             when not s.settled then queen._ack_result('lease')
             when exists (select from jsonb_array_elements(i.item -> 'offsets') o
                          where o::bigint between v_cursor.settled_from_offset and v_cursor.settled_to_offset)
-            then queen._ack_result(null, released => true)
+            then queen._ack_result(null, released => true) || '{"repeated": true}'
             else queen._ack_result('unresolvable') end order by i.place)
         into results
         from jsonb_array_elements(_judge_target.items) with ordinality i (item, place),

@@ -23,7 +23,10 @@ begin
         'status', _ack_one.status, 'error', _ack_one.error)));
     perform queen._tell_freed(v_answer.woken, _ack_one.notify);
     return query
-    select (r ->> 'success')::boolean, r ->> 'error', (r ->> 'leaseReleased')::boolean, (r ->> 'dlq')::boolean, (r ->> 'noop')::boolean
+    -- On the wire a repeat of the ack that settled a lease is told what the first one was told. Here it may be a transaction
+    -- that is run again because its outcome was unknown, and must not write its rows twice.
+    select (r ->> 'success')::boolean, r ->> 'error', (r ->> 'leaseReleased')::boolean, (r ->> 'dlq')::boolean,
+           (r ->> 'noop')::boolean or r ? 'repeated'
     from jsonb_array_elements(v_answer.results) r;
 end;
 $$;

@@ -21,6 +21,27 @@ $$;
 
 comment on function queen._refuse_size(text, text, integer) is 'Raise QU001, too large, naming the argument and its limit.';
 
+-- PostgreSQL takes no part out of a document that holds the escape \u0000, or one of half a character: neither is text. To try
+-- costs a savepoint, so a document without such escapes is not tried.
+create or replace function queen._check_escapes(argument text, document json) returns void
+language plpgsql immutable as $$
+declare
+    v_text text := _check_escapes.document::text;
+begin
+    if strpos(v_text, '\u0000') = 0 and strpos(v_text, '\ud') = 0 and strpos(v_text, '\uD') = 0 then
+        return;
+    end if;
+    begin
+        perform _check_escapes.document #> '{}';
+    exception when untranslatable_character or invalid_text_representation then
+        perform queen._refuse_argument(_check_escapes.argument, 'an escape stands for no character: \u0000, or half of a pair',
+                                       'A payload that holds one can be pushed by itself, with queen.push.');
+    end;
+end;
+$$;
+
+comment on function queen._check_escapes(text, json) is 'Refuse a document of several things with an escape that is no character.';
+
 -- A queue's name and the longer one of the two others share a budget of bytes (data-plane 12).
 create or replace function queen._check_names(
     queue text, partition text default null, consumer_group text default null, path text default ''

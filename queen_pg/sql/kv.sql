@@ -20,9 +20,10 @@ comment on function queen._kv_live(timestamptz, timestamptz) is
 
 create or replace function queen._kv_expiry(ttl_seconds numeric, moment timestamptz) returns timestamptz
 language sql immutable parallel safe as $$
-    -- The end of what a timestamp can hold lies a little behind this number of seconds.
+    -- The end of what a timestamp can hold lies a little behind this number of seconds. The planner may work out the interval
+    -- before the condition is judged, so it must be one in either case.
     select case when extract(epoch from moment) + ttl_seconds < 9200000000000
-                then moment + make_interval(secs => ttl_seconds::double precision) end;
+                then moment + make_interval(secs => least(ttl_seconds, 9200000000000)::double precision) end;
 $$;
 
 comment on function queen._kv_expiry(numeric, timestamptz) is

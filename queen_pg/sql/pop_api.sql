@@ -140,6 +140,7 @@ as $$
 declare
     v_tenant integer := queen.current_tenant();
     v_group text := coalesce(nullif(pop.consumer_group, ''), '__QUEUE_MODE__');
+    v_conflation boolean := coalesce(pop.conflation, false);
     v_mode text := case when v_group = '__QUEUE_MODE__' then 'all' when pop.subscription_from is not null then 'from'
                         else coalesce(pop.subscription_mode, 'new') end;
     v_entered record;
@@ -150,13 +151,13 @@ begin
     if v_mode not in ('all', 'new', 'from') then
         perform queen._refuse_argument('subscription_mode', 'a group starts with all messages or with new ones',
                                        'Say ''all'' or ''new'', or give subscription_from.');
-    elsif pop.conflation and (v_group = '__QUEUE_MODE__' or pop.commit_on_delivery) then
+    elsif v_conflation and (v_group = '__QUEUE_MODE__' or pop.commit_on_delivery) then
         perform queen._refuse_argument('conflation', 'conflation needs a consumer group, and a lease');
     end if;
 
     for v_round in 1 .. 3 loop
         select e.* into v_entered
-        from queen._enter_group(v_tenant, pop.queue, v_group, pop.partition, v_mode, pop.subscription_from, pop.conflation) e;
+        from queen._enter_group(v_tenant, pop.queue, v_group, pop.partition, v_mode, pop.subscription_from, v_conflation) e;
         exit when not found;
         select array_agg(p.place order by p.partition_id) as place,
                array_agg(p.partition_id order by p.partition_id) as partition_id,

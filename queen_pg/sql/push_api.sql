@@ -252,6 +252,7 @@ begin
         perform queen._refuse_argument('messages', 'messages must be a JSON array',
                                        '[{"queue": "orders", "partition": "order-9137", "payload": {"paid": true}}]');
     end if;
+    perform queen._check_escapes('messages', push_many.messages);
     select coalesce(array_agg(i.queue order by m.place), '{}') as queue, coalesce(array_agg(i.partition order by m.place), '{}') as partition,
            array_agg(i.transaction_id order by m.place) as transaction_id, array_agg(i.trace_id order by m.place) as trace_id,
            array_agg(i.payload::text order by m.place) as payload

@@ -104,6 +104,8 @@ begin
             'Give one of target (''beginning'' or ''end''), moment, and next_offset with a partition. What lies before it is skipped.');
     elsif seek.target not in ('beginning', 'end') then
         perform queen._refuse_argument('target', 'the target is ''beginning'' or ''end''');
+    elsif seek.next_offset < 0 then
+        perform queen._refuse_argument('next_offset', 'an offset is not negative', 'The oldest message that is kept is the target ''beginning''.');
     elsif seek.next_offset is not null and seek.partition is null then
         perform queen._refuse_argument('partition', 'an offset is one of a partition', 'Name the partition.');
     end if;

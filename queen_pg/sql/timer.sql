@@ -9,10 +9,11 @@
 -- Moments that the wire's form cannot write are moved to the nearest one that it can.
 create or replace function queen._timer_due_at(delay_ms numeric, moment timestamptz) returns timestamptz
 language sql immutable parallel safe as $$
+    -- The planner may work out the interval before the conditions are judged, so it must be one in any case.
     select case
         when extract(epoch from moment) + delay_ms / 1000 >= 253402300800 then timestamptz '9999-12-31 23:59:59.999999+00'
         when extract(epoch from moment) + delay_ms / 1000 < -62135596800 then timestamptz '0001-01-01 00:00:00+00'
-        else moment + round(delay_ms * 1000)::double precision * interval '1 microsecond'
+        else moment + round(greatest(least(delay_ms, 1e15), -1e15) * 1000)::double precision * interval '1 microsecond'
     end;
 $$;
 

@@ -17,14 +17,17 @@ declare
     v_tenant integer := queen.current_tenant();
     v_now timestamptz := queen.now();
     v_partition text := coalesce(nullif(timer_schedule.partition, ''), 'Default');
-    v_due_at timestamptz := coalesce(timer_schedule.deliver_at, v_now + timer_schedule.delay);
+    -- A delay beyond these ends is one beyond what a moment can be, and the end of time is when it is due.
+    v_due_at timestamptz := coalesce(
+        timer_schedule.deliver_at, v_now + least(greatest(timer_schedule.delay, interval '-5000 years'), interval '10000 years'));
     v_result json;
 begin
     if num_nonnulls(timer_schedule.delay, timer_schedule.deliver_at) <> 1 then
         perform queen._refuse_argument('delay', 'a timer is due either after a delay or at a moment',
                                        'Give one of delay and deliver_at.');
-    elsif v_due_at in ('infinity', '-infinity') then
-        perform queen._refuse_argument('deliver_at', 'a timer is due at some time');
+    elsif not isfinite(timer_schedule.delay) or not isfinite(timer_schedule.deliver_at) then
+        perform queen._refuse_argument(case when timer_schedule.delay is null then 'deliver_at' else 'delay' end,
+                                       'a timer is due at some time');
     elsif not queen._switched_on('timers_schedule') then
         perform queen._fail('QU200', 'scheduling timers is switched off', '{"reason": "timers_disabled"}',
                             'Somebody has paused it for everybody; cancels still work.');

@@ -232,6 +232,7 @@ begin
     if transaction.step is null or json_typeof(transaction.step) <> 'object' then
         perform queen._refuse_argument('step', 'a step is a JSON object', '{"operations": [], "kv": [], "timers": []}');
     end if;
+    perform queen._check_escapes('step', transaction.step);
     v_timers := queen._read_timers_all(queen._array_field(transaction.step, 'timers', 'timers'));
     v_kv := queen._read_kv_all(queen._array_field(transaction.step, 'kv', 'kv'));
     select coalesce(jsonb_agg(queen._read_position(p.document, format('positions[%s].', p.place - 1)) order by p.place), '[]')

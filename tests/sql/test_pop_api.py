@@ -252,3 +252,17 @@ async def test_a_pop_and_a_delete_of_the_queue_exclude_each_other(database: str)
             " (select count(*) from queen.consumer_groups)"
         )
         assert tuple(await first.fetchrow(left)) == (0, 0, 0)
+
+
+async def test_an_ack_that_is_repeated_says_so(conn: asyncpg.Connection) -> None:
+    """As by a transaction that is run again because its outcome was unknown."""
+    await push(conn, "a")
+    [row] = await conn.fetch(POP)
+    assert tuple(await ack(conn, row)) == (True, None, True, False, False)
+    assert tuple(await ack(conn, row)) == (True, None, True, False, True)
+    await push(conn, "b")
+    [row] = await conn.fetch(POP)
+    nack = "select * from queen.nack($1, 'b', $2, 'g', status => 'dlq')"
+    arguments = (row["partition_id"], row["lease_id"])
+    assert tuple(await conn.fetchrow(nack, *arguments)) == (True, None, True, True, False)
+    assert tuple(await conn.fetchrow(nack, *arguments)) == (True, None, True, False, True)
