@@ -27,7 +27,7 @@ from queen_pg.broker.ack import Acked, AckItem
 from queen_pg.broker.claim import Span, claim
 from queen_pg.broker.delivery import Deliveries
 from queen_pg.broker.partition import PartitionIds, PartitionName
-from queen_pg.broker.push import Batch, PushItem, PushResult
+from queen_pg.broker.push import Batch, PushItem, PushResult, repeat
 from queen_pg.broker.transaction import Transaction, Verdict, commit
 from queen_pg.config import Settings
 from queen_pg.database import Database
@@ -420,8 +420,9 @@ class Conveyor:
     async def _carry_pushes(self, parts: Sequence[_Part]) -> Sequence[Sequence[PushResult]]:
         tenant = parts[0].tenant
         deadline = max(part.deadline for part in parts)
+        items = [item for part in parts for item in part.items]
         batch = Batch(
-            [item for part in parts for item in part.items],
+            items,
             [number for number, part in enumerate(parts) for _ in part.items],
         )
         careful = False
@@ -442,7 +443,10 @@ class Conveyor:
                 raise
 
         # A lane is shared: it waits for a held row once, and not for long.
-        return _parted(await self._db.retry("push", deadline, attempt, patient=False), parts)
+        again = repeat(self._db, tenant, items, deadline)
+        return _parted(
+            await self._db.retry("push", deadline, attempt, patient=False, repeat=again), parts
+        )
 
     async def _carry_acks(self, parts: Sequence[_Part]) -> Sequence[Acked]:
         acked = await acks.ack_calls(

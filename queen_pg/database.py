@@ -24,6 +24,7 @@ import msgspec
 
 from queen_pg.config import Settings
 from queen_pg.errors import (
+    AnswerLost,
     BadRequest,
     Conflict,
     DuplicateMessage,
@@ -52,6 +53,9 @@ STATEMENT_TIMEOUT_MS = 65_000
 # lets go of what it holds itself, and comes again.
 LOCK_WAIT_MS = 250
 CONNECT_SECONDS = 10.0
+# How long a step that got no answer is run again to find out what became of it. A server that was
+# killed is back by then, mostly; and others wait behind it.
+DOUBT_SECONDS = 3.0
 RELEASE_SECONDS = 1.0
 IDLE_CONNECTION_SECONDS = 300.0
 # How often it is asked, of several hosts, which one leads.
@@ -67,6 +71,17 @@ WARNING = "01000"
 TRANSACTION_ID_INDEX = "messages_transaction_id_key"
 
 _log = logger("database")
+
+
+class Repeat(msgspec.Struct, frozen=True):
+    """How a step that got no answer is run again, to find out whether it was committed.
+
+    `safe` says whether the ids that the step carries keep it from being done twice, and `tells`
+    whether what another run returns is the answer, whatever became of the first.
+    """
+
+    safe: Callable[[], Awaitable[bool]]
+    tells: Callable[[Any], bool] = lambda _: True
 
 
 class Database:
@@ -134,26 +149,51 @@ class Database:
         on: tuple[type[Signal], ...] = (Conflict, Stale),
         *,
         patient: bool = True,
+        repeat: Repeat | None = None,
     ) -> T:
         """Run an attempt again for as long as it loses races; then raise Unavailable("retry").
 
         `on` names the signals that another run of this attempt can mend. Unless
-        `patient`, Held is not mended but raised.
+        `patient`, Held is not mended but raised. An attempt whose answer was lost is run again if
+        there is a way to `repeat` it, and is AnswerLost when that does not tell in time.
         """
         clock = asyncio.get_running_loop().time
         longest = FIRST_PAUSE_SECONDS
+        doubt: AnswerLost | None = None
         while True:
             try:
-                return await attempt()
+                if repeat is not None and doubt is not None and not await repeat.safe():
+                    raise doubt
+                result = await attempt()
             except on as signal:
-                if isinstance(signal, Held) and not patient:
+                if isinstance(signal, Held) and not patient and doubt is None:
                     raise
                 STEP_RETRIES.labels(name, signal.sqlstate).inc()
-                pause = random.uniform(longest / 4, longest)
-                if clock() + pause >= deadline:
-                    raise Unavailable("retry", "the step lost every race; try again") from signal
-                await asyncio.sleep(pause)
-                longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
+                failure: Exception = signal
+            except Unavailable as error:
+                if doubt is None:
+                    if repeat is None or not isinstance(error, AnswerLost):
+                        raise
+                    doubt = error
+                    deadline = min(deadline, clock() + DOUBT_SECONDS)
+                elif error is doubt:
+                    raise
+                failure = error
+            except (QueenError, Signal) as error:
+                if doubt is None:
+                    raise
+                raise doubt from error
+            else:
+                if repeat is not None and doubt is not None and not repeat.tells(result):
+                    raise doubt
+                return result
+            pause = random.uniform(longest / 4, longest)
+            if clock() + pause >= deadline:
+                raise doubt or Unavailable(
+                    "retry", "the step lost every race; try again"
+                ) from failure
+            await asyncio.sleep(pause)
+            longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
 
     async def _leader(self) -> Sight:
         """Return the server that leads now; raise NotLeading when none does."""
@@ -399,9 +439,7 @@ def translate(
         return Unavailable("no_leader", "no connection to a database that takes writes")
     if isinstance(error, OSError | ssl.SSLError | asyncpg.InterfaceError | asyncpg.PostgresError):
         if in_flight and changes:
-            return Unavailable(
-                "outcome_unknown", "the connection was lost; the call may have been carried out"
-            )
+            return AnswerLost("the connection was lost; the call may have been carried out")
         return Unavailable("retry", "the connection to the database failed; try again")
     return _incident(error, function, "")
 

@@ -3,7 +3,7 @@
     QueenError
     ├── BadBody          400  bad_body         the body is not the route's JSON shape
     ├── BadRequest       400  bad_request      a field is missing or invalid
-    ├── ReservedTenant   403  reserved_tenant
+    ├── ReservedTenant   403  reserved_tenant  no call may work for the tenant
     ├── NoSuchRoute      404  no_such_route
     ├── NotFound         404  not_found        the named thing does not exist
     ├── PayloadTooLarge  413  payload_too_large
@@ -12,6 +12,7 @@
     ├── Declined         varies                KV, timers, locks: a code, a finer reason
     ├── Internal         500  internal         ours to fix; the log holds the incident
     ├── Unavailable      503  retry, timeout, outcome_unknown or no_leader; Retry-After
+    │   └── AnswerLost   503  outcome_unknown  the connection broke under a change
     └── StorageFull      507  storage_full     writes that grow storage are refused
 
     Signal                                     never on the wire: a step that must be run again
@@ -138,6 +139,13 @@ class Unavailable(QueenError):
     ) -> None:
         super().__init__(message, detail=detail)
         self.code = code
+
+
+class AnswerLost(Unavailable):
+    """The connection broke under a change: whether that was committed is not known."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("outcome_unknown", message)
 
 
 class StorageFull(QueenError):

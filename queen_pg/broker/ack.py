@@ -9,7 +9,7 @@ import asyncpg
 import msgspec
 
 from queen_pg.broker.delivery import Deliveries
-from queen_pg.database import Database
+from queen_pg.database import Database, Repeat
 
 QUEUE_MODE = "__QUEUE_MODE__"
 
@@ -53,6 +53,14 @@ class AckResult(msgspec.Struct, frozen=True, rename="camel"):
 
 KEPT = AckResult(True, None, lease_released=False, dlq=False, noop=False)
 RELEASED = AckResult(True, None, lease_released=True, dlq=False, noop=False)
+
+
+async def _always() -> bool:
+    return True
+
+
+# What completes under a lease is answered as before when it is sent again (data-plane 6.3).
+_REPEAT = Repeat(_always)
 
 
 class Acked(msgspec.Struct, frozen=True):
@@ -279,7 +287,7 @@ async def _complete(
         [row] = await db.step("_complete", deadline=deadline, **arguments(completions))
         return row
 
-    row = await db.retry("ack", deadline, attempt, patient=patient)
+    row = await db.retry("ack", deadline, attempt, patient=patient, repeat=_REPEAT)
     for number, released in zip(row["place"] or (), row["released"] or (), strict=True):
         *others, last = completions[number - 1].targets
         for target in others:
@@ -304,4 +312,8 @@ async def _judge(
         [row] = await db.step("_ack", deadline=deadline, tenant=tenant, acks=acks)
         return Acked(msgspec.json.decode(row["results"], type=list[AckResult]), row["woken"])
 
-    return await db.retry("ack", deadline, attempt, patient=patient)
+    fenced = all(
+        document["status"] == "completed" and document["leaseId"] for document in documents
+    )
+    again = _REPEAT if fenced else None
+    return await db.retry("ack", deadline, attempt, patient=patient, repeat=again)

@@ -1,14 +1,14 @@
 """Push: append messages to their partitions."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
 
 from queen_pg.broker.partition import PartitionName, resolve
-from queen_pg.database import Database
+from queen_pg.database import Database, Repeat
 from queen_pg.errors import DuplicateMessage
 
 # What one push may append to one partition, in bytes of ids and payloads (data-plane 12).
@@ -180,6 +180,30 @@ class Arrays(msgspec.Struct, frozen=True):
         return results
 
 
+def repeat(
+    db: Database,
+    tenant: int,
+    items: Sequence[PushItem],
+    deadline: float,
+    tells: Callable[[Any], bool] | None = None,
+) -> Repeat:
+    """Return how a push that got no answer is repeated: each message is found by its id.
+
+    With `tells`, the messages are of one transaction, and one that can be found is enough.
+    """
+    queues = {item.queue for item in items}
+    enough = all if tells is None else any
+
+    async def safe() -> bool:
+        rows = await db.read("_forgetting", deadline=deadline, tenant=tenant, queue=sorted(queues))
+        forgetting = {row["forgetting_queue"] for row in rows}
+        return enough(
+            item.transaction_id is not None and item.queue not in forgetting for item in items
+        )
+
+    return Repeat(safe) if tells is None else Repeat(safe, tells)
+
+
 async def push(
     db: Database, tenant: int, items: Sequence[PushItem], deadline: float
 ) -> list[PushResult]:
@@ -216,7 +240,7 @@ async def _push_all(
             careful = True
             return await attempt()
 
-    return await db.retry("push", deadline, attempt)
+    return await db.retry("push", deadline, attempt, repeat=repeat(db, tenant, items, deadline))
 
 
 def _size(item: PushItem) -> int:

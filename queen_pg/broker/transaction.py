@@ -17,7 +17,7 @@ from queen_pg.broker.ack import (
 )
 from queen_pg.broker.delivery import Deliveries
 from queen_pg.broker.partition import PartitionIds
-from queen_pg.broker.push import Arrays, Batch, PushItem, PushResult
+from queen_pg.broker.push import Arrays, Batch, PushItem, PushResult, repeat
 from queen_pg.database import Database
 from queen_pg.errors import DuplicateMessage, Refused, Stale
 
@@ -125,7 +125,13 @@ async def commit(
             ids.forget(tenant, batch.names)
             raise
 
-    return await db.retry("transaction", deadline, attempt)
+    again = repeat(db, tenant, transaction.items, deadline, _tells)
+    return await db.retry("transaction", deadline, attempt, repeat=again)
+
+
+def _tells(verdict: Verdict) -> bool:
+    """Whether a repeated step's verdict is not what its first run left behind (step 1.11-14)."""
+    return verdict.reason not in ("rejected_ack", "duplicate")
 
 
 class _Common(msgspec.Struct):

@@ -229,6 +229,18 @@ $$;
 comment on function queen._append_to_new(integer, text[], text[], bigint[], integer[]) is
     'Create the partitions without an id, with the offsets that an append gives out; all ids, and the rest of the new ones.';
 
+-- Which queues forget a transaction id so soon that a push whose answer was lost may not simply be sent again. One that
+-- does not exist yet will remember.
+create or replace function queen._forgetting(tenant integer, queue text[]) returns table (forgetting_queue text)
+language sql stable parallel safe as $$
+    select q.name
+    from queen.queues q
+    where q.tenant_id = _forgetting.tenant and q.name = any(_forgetting.queue) and q.dedup_window_seconds < 60;
+$$;
+
+comment on function queen._forgetting(integer, text[]) is
+    'Those of the queues in which a push that is repeated within a minute may be stored twice.';
+
 -- What the call's messages repeat: an earlier item of the call (leader, by position), or a message stored
 -- inside the queue's dedup window, the oldest of several. Locks the partitions that exist, so that the answer
 -- holds until the end of the transaction.

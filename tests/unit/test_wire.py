@@ -48,6 +48,7 @@ ERRORS: list[tuple[QueenError, int, str, str | None]] = [
     (Unavailable("retry", "m"), 503, "retry", "1"),
     (Unavailable("timeout", "m"), 503, "timeout", "1"),
     (Unavailable("outcome_unknown", "m"), 503, "outcome_unknown", "1"),
+    (errors.AnswerLost("m"), 503, "outcome_unknown", "1"),
     (Unavailable("no_leader", "m"), 503, "no_leader", "1"),
     (errors.StorageFull("m"), 507, "storage_full", None),
 ]
