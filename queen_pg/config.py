@@ -55,10 +55,13 @@ class Settings(
         "kv_max_value_bytes": "QUEEN_KV_MAX_VALUE_BYTES",
         "kv_max_ops_per_call": "QUEEN_KV_MAX_OPS_PER_CALL",
         "kv_max_keys_per_call": "QUEEN_KV_MAX_KEYS_PER_CALL",
+        "kv_max_rows": "QUEEN_KV_MAX_ROWS",
+        "kv_max_bytes": "QUEEN_KV_MAX_BYTES",
         "kv_read_rate": "QUEEN_KV_READ_RATE",
         "kv_read_burst": "QUEEN_KV_READ_BURST",
         "kv_write_rate": "QUEEN_KV_WRITE_RATE",
         "kv_write_burst": "QUEEN_KV_WRITE_BURST",
+        "timers_max": "QUEEN_TIMERS_MAX",
         "timers_max_horizon_seconds": "QUEEN_TIMERS_MAX_HORIZON_S",
         "timers_max_payload_bytes": "QUEEN_TIMERS_MAX_PAYLOAD_BYTES",
         "timers_max_attempts": "QUEEN_SWEEPER_MAX_ATTEMPTS",
@@ -172,6 +175,15 @@ class Settings(
     kv_max_keys_per_call: Annotated[
         int, Meta(ge=1, le=4096, description="Most keys in one call of the KV route.")
     ] = 1024
+    kv_max_rows: Annotated[
+        int, Meta(ge=0, description="Most live keys of a tenant, about; 0: any.")
+    ] = 0
+    kv_max_bytes: Annotated[
+        int,
+        Meta(
+            ge=0, description="Most bytes of a tenant's keys and values as stored, about; 0: any."
+        ),
+    ] = 0
     kv_read_rate: Annotated[
         int, Meta(ge=0, description="KV reads a second, per tenant and process; 0: any.")
     ] = 200
@@ -186,6 +198,9 @@ class Settings(
     kv_write_burst: Annotated[int, Meta(ge=1, description="Such writes that may come at once.")] = (
         200
     )
+    timers_max: Annotated[
+        int, Meta(ge=0, description="Most pending timers of a tenant, about; 0: any.")
+    ] = 0
     timers_max_horizon_seconds: Annotated[
         int, Meta(ge=1, description="How far ahead a timer may be scheduled, in seconds.")
     ] = 90 * 24 * 3600

@@ -13,6 +13,7 @@ import msgspec
 from queen_pg.broker import epoch, placement
 from queen_pg.broker import retention as broker
 from queen_pg.broker.delivery import Deliveries
+from queen_pg.broker.quota import Quotas
 from queen_pg.broker.rate import Rates
 from queen_pg.broker.retention import Walk
 from queen_pg.config import HOME, Settings
@@ -31,6 +32,7 @@ HINTS_SECONDS = 1.0
 # A slot that stands by keeps as much of the log as is written in between.
 STANDBY_SECONDS = 5.0
 MEASURE_SECONDS = 10.0
+QUOTAS_SECONDS = 2.0
 
 DEFAULT_TENANT = "00000000-0000-0000-0000-000000000001"
 DEFAULT_TENANT_ID = 1
@@ -46,6 +48,7 @@ class Group:
         self.waiters = Waiters(self.database, settings)
         self.listener = Listener(settings, self.waiters)
         self.rates = Rates(settings)
+        self.quotas = Quotas(settings)
         deliveries = Deliveries()
         self.conveyor = Conveyor(self.database, settings, deliveries)
         self.waiters.others = self.listener
@@ -56,7 +59,11 @@ class Group:
             self.database,
             self.waiters.pushed,
             attempts_max=settings.timers_max_attempts,
-            sweeps=[*self._sweeps(settings), *self._log_sweeps(settings)],
+            sweeps=[
+                *self._sweeps(settings),
+                *self._quota_sweeps(),
+                *self._log_sweeps(settings),
+            ],
         )
         self._scheduling: asyncio.Task[None] | None = None
 
@@ -105,6 +112,16 @@ class Group:
             Sweep("clean-up", CLEAN_UP_SECONDS, clean_up),
             Sweep("hints", HINTS_SECONDS, mend),
         ]
+
+    def _quota_sweeps(self) -> list[Sweep]:
+        """Return the measuring of what tenants keep, if there are quotas."""
+
+        async def measure() -> None:
+            seconds = await self.quotas.measure(self.database)
+            # Counting a lot takes its time: four parts in five are left to everybody else.
+            await asyncio.sleep(4 * seconds)
+
+        return [Sweep("quotas", QUOTAS_SECONDS, measure)] if self.quotas.counts else []
 
     def _log_sweeps(self, settings: Settings) -> list[Sweep]:
         """Return what is done over and over for the replicated log."""

@@ -98,6 +98,13 @@ def is_write(operations: Sequence[msgspec.Raw]) -> bool:
     )
 
 
+def is_growth(operations: Sequence[msgspec.Raw]) -> bool:
+    """Return whether a call may make KV larger, and so can be over a quota."""
+    return any(
+        op.scalar((op.fields(document) or {}).get("op")) in EXPIRING for document in operations
+    )
+
+
 def validate(operations: Sequence[msgspec.Raw], limits: Limits) -> list[dict[str, Any]]:
     """Return the operations as the database takes them; raise Declined for the first bad one.
 

@@ -27,6 +27,13 @@ def is_write(operations: Sequence[msgspec.Raw]) -> bool:
     return any(op.string((op.fields(document) or {}).get("op")) != "get" for document in operations)
 
 
+def is_growth(operations: Sequence[msgspec.Raw]) -> bool:
+    """Return whether a call may add permits, and so can be over KV's quota; a renewal does not."""
+    return any(
+        op.string((op.fields(document) or {}).get("op")) == "acquire" for document in operations
+    )
+
+
 def validate(operations: Sequence[msgspec.Raw]) -> list[dict[str, Any]]:
     """Return the operations as the database takes them; raise Declined for the first bad one."""
     if len(operations) > OPERATIONS_MAX:

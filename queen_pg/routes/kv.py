@@ -104,12 +104,14 @@ async def list_keys(request: wire.AnyRequest) -> ASGIResponse:
 
 
 async def _run(request: wire.AnyRequest, operations: Sequence[msgspec.Raw]) -> list[str] | Lost:
-    """Refuse in the order of step 2.2: size, switch, rate, validation; then carry out."""
+    """Refuse in the order of step 2.2: size, switch, quota, rate, validation; then carry out."""
     limits = Limits.of_call(wire.settings(request))
     tenant = wire.tenant(request)
     database = wire.database(request)
     kv.check_size(operations, limits)
     async with switch.first(database, "kv"):
+        if kv.is_growth(operations):
+            surface.quotas(request).check_kv(tenant)
         surface.rates(request).spend(tenant, "write" if kv.is_write(operations) else "read")
         validated = kv.validate(operations, limits)
     return await kv.run(database, tenant, validated, wire.deadline())

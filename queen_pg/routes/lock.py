@@ -13,6 +13,8 @@ async def call(request: wire.AnyRequest) -> ASGIResponse:
     tenant = wire.tenant(request)
     database = wire.database(request)
     async with switch.first(database, "kv"):
+        if lock.is_growth(operations):
+            surface.quotas(request).check_kv(tenant)
         surface.rates(request).spend(tenant, "write" if lock.is_write(operations) else "read")
         validated = lock.validate(operations)
     return surface.results(

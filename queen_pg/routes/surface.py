@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 from litestar.response.base import ASGIResponse
 
+from queen_pg.broker.quota import Quotas
 from queen_pg.broker.rate import Rates
 from queen_pg.errors import (
     BadBody,
@@ -39,6 +40,11 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def rates(request: wire.AnyRequest) -> Rates:
     """Return the buckets from which calls are paid."""
     return wire.place(request).group.rates
+
+
+def quotas(request: wire.AnyRequest) -> Quotas:
+    """Return what tenants may keep."""
+    return wire.place(request).group.quotas
 
 
 def scheduler(request: wire.AnyRequest) -> Scheduler:

@@ -28,6 +28,7 @@ async def call(request: wire.AnyRequest) -> ASGIResponse:
     scheduling = timer_document.is_schedule(operations)
     if scheduling:
         async with switch.first(database, "timers_schedule"):
+            surface.quotas(request).check_timers(tenant)
             surface.rates(request).spend(tenant, "write")
             validated = _validated(request, operations)
     else:

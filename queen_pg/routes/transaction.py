@@ -18,6 +18,7 @@ from queen_pg.broker import transaction as broker
 from queen_pg.broker.ack import QUEUE_MODE, AckResult, released
 from queen_pg.broker.identity import uuid_v7
 from queen_pg.broker.push import Batch, PushItem, PushResult
+from queen_pg.broker.quota import Quotas
 from queen_pg.broker.transaction import Position, Transaction, TransactionAck, Verdict
 from queen_pg.config import Settings
 from queen_pg.database import Database
@@ -128,6 +129,7 @@ async def transaction(request: wire.AnyRequest) -> ASGIResponse:
     try:
         body, framed, counts = _parsed(await wire.read_body(request))
         async with _switches_first(database, body):
+            _check_quotas(surface.quotas(request), tenant, body)
             call = _Call(body, framed, wire.settings(request), counts=counts)
         if Batch(call.items).too_large():
             raise _Refused("too_large", "the pushes to one partition are too large", 200)
@@ -191,6 +193,17 @@ async def _switches_first(db: Database, body: _Body) -> AsyncIterator[None]:
         if not reason.startswith("kv_") and reason != "timers_server_owned_field":
             reason = "bad_request"
         raise _Refused(reason, error.message, error.status) from None
+
+
+def _check_quotas(quotas: Quotas, tenant: int, body: _Body) -> None:
+    """Refuse as a paused surface does: what is over its quota may not be in a transaction."""
+    try:
+        if kv.is_growth(body.kv or []):
+            quotas.check_kv(tenant)
+        if timer_document.is_schedule(body.timers or []):
+            quotas.check_timers(tenant)
+    except Declined as error:
+        raise _Refused(error.code, error.message, error.status) from None
 
 
 def _disabled(reason: str) -> _Refused:

@@ -40,6 +40,7 @@ MANIFEST = (
     "kv_api",
     "timer",
     "timer_fire",
+    "quota",
     "document",
     "kv_document",
     "timer_document",
