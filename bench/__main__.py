@@ -8,18 +8,24 @@ from pathlib import Path
 
 import click
 
-from bench import endurance, report
-from bench.peer import Installed
-from bench.run import Sample, rounds
-from bench.stage import ROOT, Broker, stage
-from bench.workloads import FLOOR, FULL, OURS, QUICK, Bench, all_of
+from . import endurance, report
+from .drawing import drawing
+from .peer import Installed
+from .results import Results
+from .run import rounds
+from .stage import Broker, stage
+from .workloads import FLOOR, FULL, OURS, QUICK, Bench, all_of
 
 SOAK_RATE = 500
+ENDURANCE = {"reader": endurance.reader, "soak": endurance.soak}
 
 
 @click.command("bench", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--full", is_flag=True, help="All sizes and long runs (hours), not a few minutes.")
-@click.option("--url", help="A PostgreSQL whose role may create databases, instead of our own.")
+@click.option(
+    "--url",
+    help="A PostgreSQL whose role may create databases; else our own.",
+)
 @click.option("--only", metavar="NAMES", help="Workloads to run, with commas between; see --list.")
 @click.option("--list", "listing", is_flag=True, help="List the workloads and stop.")
 @click.option("--peers/--no-peers", default=True, help="Whether peers are installed and run.")
@@ -31,6 +37,7 @@ SOAK_RATE = 500
 )
 @click.option("--rounds", "times", type=int, help="How often each candidate runs.")
 @click.option("--seconds", type=float, help="How long each run is measured.")
+@click.option("--endure", "endured", type=float, help="How long `reader` and `soak` run.")
 @click.option("--workers", type=int, default=1, help="Worker processes of our broker.")
 @click.option(
     "--out",
@@ -47,17 +54,26 @@ def main(
     peers_folder: Path,
     times: int | None,
     seconds: float | None,
+    endured: float | None,
     workers: int,
     out: Path,
 ) -> None:
-    """Measure pushes, pops, acks and transactions over HTTP, beside plain SQL and other queues."""
+    """Measure pushes, pops, acks and transactions over HTTP, beside plain SQL and other queues.
+
+    Everything happens in databases of the run's own, named queen_bench_…, which are dropped at its
+    end. It loads the server as hard as it can: do not point it at one that serves others.
+    """
     profile = FULL if full else QUICK
-    if times is not None or seconds is not None:
+    if times or seconds or endured:
         profile = replace(
-            profile, rounds=times or profile.rounds, seconds=seconds or profile.seconds
+            profile,
+            rounds=times or profile.rounds,
+            seconds=seconds or profile.seconds,
+            reader_seconds=endured or profile.reader_seconds,
+            soak_seconds=endured or profile.soak_seconds,
         )
     workloads = all_of(profile)
-    chosen = only.split(",") if only else [*(each.name for each in workloads), "reader", "soak"]
+    chosen = only.split(",") if only else [*(each.name for each in workloads), *ENDURANCE]
     if listing:
         for each in workloads:
             click.echo(f"{each.name:<16}{each.title}")
@@ -73,12 +89,19 @@ def main(
         click.echo(text)
         lines.append(text)
 
-    results: dict[str, tuple[str, dict[str, list[Sample]]]] = {}
-    endured = {}
     with stage(url) as server:
-        settings = server.settings()
+        results = Results(
+            {
+                "machine": report.machine(),
+                "settings": server.settings(),
+                "command": sys.argv[1:],
+                "profile": profile.name,
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "commit": _commit(),
+            }
+        )
         say(
-            f"{report.machine()}\n{settings}\n"
+            f"{results.about['machine']}\n{results.about['settings']}\n"
             f"profile {profile.name}: {profile.rounds} rounds of {profile.seconds:.0f} s"
         )
         for name, problem in (installed.problems if installed else {}).items():
@@ -92,30 +115,24 @@ def main(
             for each in workloads:
                 if each.name in chosen:
                     samples = rounds(each.candidates(bench), profile.rounds)
-                    results[each.name] = each.title, samples
+                    results.add(each.name, each.title, each.unit, samples)
                     say("\n" + report.table(f"{each.title} ({each.name})", each.unit, samples))
-            for name, run in (("reader", endurance.reader), ("soak", endurance.soak)):
+            for name, run in ENDURANCE.items():
                 if name in chosen:
-                    endured[name] = run(bench, SOAK_RATE)
-                    say("\n" + report.endured(name, endured[name]))
+                    results.endurance[name] = run(bench, SOAK_RATE)
+                    say("\n" + report.endured(name, results.endurance[name]))
         finally:
             broker.stop()
+    say("\n" + report.verdicts(results.figures))
     say("\n" + report.LIMITS)
     out.mkdir(parents=True, exist_ok=True)
-    more = {
-        "command": sys.argv[1:],
-        "profile": profile.name,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-    }
-    figures = {name: samples for name, (_, samples) in results.items()}
-    (out / "results.json").write_text(report.document(settings, figures, endured, **more))
+    (out / "results.json").write_text(results.dump())
     (out / "results.txt").write_text("\n".join(lines) + "\n")
-    (out / "results.svg").write_text(report.drawing(results))
+    (out / "results.svg").write_text(drawing(results.titles, results.figures))
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 

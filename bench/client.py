@@ -11,7 +11,7 @@ import socket
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
-from bench.window import clock
+from .window import clock
 
 READ_BYTES = 1 << 18
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import asyncpg
 
-from bench.run import Sample, http, measure
-from bench.workloads import OURS, Bench, path_tasks
+from .run import Sample, http, measure
+from .workloads import OURS, Bench, path_tasks
 
 INTERVALS = 6
 
@@ -21,7 +21,7 @@ INTERVALS = 6
 def endure(bench: Bench, rate: int, seconds: float) -> dict[str, Any]:
     """Run the path at a rate, interval after interval; return the samples and tables of each."""
     # Consumed messages go once they are a minute old, so that what is kept levels off.
-    queue = bench.queue()
+    queue = bench.known()
     bench.broker.configure(
         queue, retentionEnabled=True, completedRetentionSeconds=min(60, int(seconds / 6) + 1)
     )
@@ -37,7 +37,7 @@ def endure(bench: Bench, rate: int, seconds: float) -> dict[str, Any]:
                 warm=1,
                 seconds=seconds / INTERVALS,
                 count=[1],
-                broker=bench.broker,
+                brokers=[bench.broker],
             )
         )
         tables.append(bench.stage.tables(OURS))

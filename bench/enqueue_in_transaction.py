@@ -24,9 +24,9 @@ import asyncpg
 import click
 import uvloop
 
-from bench import report
-from bench.peer import Installed
-from bench.stage import Stage, stage
+from . import report
+from .peer import Installed
+from .stage import Stage, stage
 
 OURS = "us"
 ENTITIES = 1000

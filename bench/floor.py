@@ -15,9 +15,9 @@ from typing import Any
 import asyncpg
 import uvloop
 
-from bench import window
-from bench.load import payload, transaction_ids
-from bench.window import Tally, clock
+from . import window
+from .load import payload, transaction_ids
+from .window import Tally, clock
 
 ROWS = """
 insert into queen.messages (partition_id, message_offset, created_at, id, transaction_id, payload)

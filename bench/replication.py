@@ -10,20 +10,20 @@ import contextlib
 import itertools
 import re
 import statistics
-import sys
 import time
 from typing import Any
 
 import click
 import httpx
 
-from bench.run import LEAD_SECONDS, Load
-from bench.window import clock, quantile
 from queen_pg import migrate
 from queen_pg.log import promote, replica, statement
 from queen_pg.log.node import confirmed
 from tests.support.broker import Broker
 from tests.support.nodes import Nodes, three
+
+from .run import LEAD_SECONDS, Load, program
+from .window import clock, quantile
 
 # (name, how many follow, how many of them each step waits for)
 MODES = (
@@ -80,7 +80,7 @@ def measured(broker: Broker, task: dict[str, Any], seconds: float) -> dict[str, 
     """Run a load for so long; return its rate and its latencies."""
     task = {**task, "queue": "bench", "partitions": PARTITIONS, "host": "127.0.0.1"}
     task["port"] = broker.port
-    load = Load([sys.executable, "-m", "bench.load"], task, {})
+    load = Load(program("load"), task, {})
     try:
         load.ready()
         since = clock() + LEAD_SECONDS + WARM_SECONDS

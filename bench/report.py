@@ -1,15 +1,13 @@
-"""What came of a run: a table to read, JSON to keep, and a drawing for the documentation."""
+"""What came of a run, as tables to read in a terminal."""
 
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
-from bench.run import Sample, median
+from .run import Sample, median
+from .targets import Figures, judge
 
 LIMITS = """\
 What the figures do not show: server, broker and load share one machine and its loopback, so nothing
@@ -39,7 +37,7 @@ def table(title: str, unit: str, samples: Mapping[str, Sequence[Sample]]) -> str
     lines = [
         title,
         f"  {'':<34}{unit:>16}{'spread':>16}{'p50 ms':>9}{'p99 ms':>9}{'commits':>9}"
-        f"{'µs db':>8}{'broker':>8}{'load':>8}",
+        f"{'µs db':>8}{'broker':>8}{'load':>8}{'retried':>9}",
     ]
     for name, rows in samples.items():
         if not rows:
@@ -47,10 +45,11 @@ def table(title: str, unit: str, samples: Mapping[str, Sequence[Sample]]) -> str
             continue
         rates = sorted(row.rate for row in rows)
         lines.append(
-            f"  {name:<34}{median(rows, 'rate'):>16,.0f}{_spread(rates):>16}"
-            f"{_scaled(rows, 'p50', 1e3):>9}{_scaled(rows, 'p99', 1e3):>9}"
-            f"{_scaled(rows, 'commits', 1, 3):>9}{_scaled(rows, 'server_cpu', 1e6):>8}"
-            f"{_scaled(rows, 'broker_cpu', 1e6):>8}{_scaled(rows, 'load_cpu', 1e6):>8}"
+            f"  {name:<34}{median(rows, 'rate'):>16,.0f}{spread(rates):>16}"
+            f"{scaled(rows, 'p50', 1e3):>9}{scaled(rows, 'p99', 1e3):>9}"
+            f"{scaled(rows, 'commits', 1, 3):>9}{scaled(rows, 'server_cpu', 1e6):>8}"
+            f"{scaled(rows, 'broker_cpu', 1e6):>8}{scaled(rows, 'load_cpu', 1e6):>8}"
+            f"{scaled(rows, 'retried', 100, 2):>8}{'' if rows[0].retried is None else '%'}"
         )
         errors = {text: count for row in rows for text, count in row.errors.items()}
         lines += [f"    {count} × {text}" for text, count in errors.items()]
@@ -84,65 +83,23 @@ def endured(title: str, result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def document(
-    settings: Mapping[str, str],
-    results: Mapping[str, Mapping[str, Sequence[Sample]]],
-    endurance: Mapping[str, Any],
-    **more: Any,
-) -> str:
-    """Return everything as JSON."""
-    return json.dumps(
-        {
-            "machine": machine(),
-            "settings": settings,
-            **more,
-            "workloads": {
-                name: {who: [asdict(row) for row in rows] for who, rows in samples.items()}
-                for name, samples in results.items()
-            },
-            "endurance": endurance,
-        },
-        indent=1,
-    )
+def verdicts(figures: Figures) -> str:
+    """Return which targets were met, of those that were measured."""
+    lines = [f"{'target':<66}{'wanted':>8}{'figure':>9}"]
+    lines += [
+        f"{each.title:<66}{each.wanted:>8}{each.figure:>9.3g}  {'met' if each.met else 'missed'}"
+        for each in judge(figures)
+        if each.figure is not None
+    ]
+    return "\n".join(lines)
 
 
-def drawing(results: Mapping[str, tuple[str, Mapping[str, Sequence[Sample]]]]) -> str:
-    """Return an SVG of bars: for each workload everybody's median rate, against the best."""
-    bars: list[str] = []
-    y = 30
-    for title, samples in results.values():
-        rates = {name: median(rows, "rate") or 0.0 for name, rows in samples.items() if rows}
-        if not rates:
-            continue
-        bars.append(f'<text x="10" y="{y}" class="title">{escape(title)}</text>')
-        best = max(rates.values()) or 1.0
-        for name, rate in rates.items():
-            y += 18
-            width = 360 * rate / best
-            kind = (
-                "us" if name.startswith("us") else "floor" if name.startswith("floor") else "peer"
-            )
-            bars.append(
-                f'<text x="190" y="{y}" text-anchor="end">{escape(name)}</text>'
-                f'<rect x="200" y="{y - 11}" width="{width:.1f}" height="13" class="{kind}"/>'
-                f'<text x="{206 + width:.1f}" y="{y}">{rate:,.0f}</text>'
-            )
-        y += 30
-    style = (
-        "text{font:12px sans-serif;fill:#333}.title{font-weight:bold}"
-        ".us{fill:#2a6fb0}.floor{fill:#999}.peer{fill:#d9a441}"
-        "@media(prefers-color-scheme:dark){text{fill:#ddd}}"
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="660" height="{y}" role="img">'
-        f"<title>Rates by workload, medians</title><style>{style}</style>{''.join(bars)}</svg>\n"
-    )
-
-
-def _spread(rates: Sequence[float]) -> str:
+def spread(rates: Sequence[float]) -> str:
+    """Return the lowest and the highest of sorted rates."""
     return f"{rates[0]:,.0f}–{rates[-1]:,.0f}"
 
 
-def _scaled(rows: Sequence[Sample], name: str, factor: float, digits: int = 1) -> str:
+def scaled(rows: Sequence[Sample], name: str, factor: float, digits: int = 1) -> str:
+    """Return a figure's median in another unit, or nothing where it was not measured."""
     value = median(rows, name)
     return "" if value is None else f"{value * factor:.{digits}f}"

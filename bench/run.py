@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.stage import ROOT, Broker, Stage
-from bench.window import clock, quantile
+from .stage import Broker, Stage
+from .window import clock, quantile
 
 READY_SECONDS = 120.0
+# What a step is rolled back with that lost against another.
+_RACE = re.compile(r'sqlstate="(40001|40P01)"')
 # From the word to the first instant that counts, besides the warm-up.
 LEAD_SECONDS = 0.1
 
@@ -34,6 +37,8 @@ class Sample:
     server_cpu: float | None = None
     broker_cpu: float | None = None
     load_cpu: float | None = None
+    # Steps that lost a race and were run again, as a share of all steps.
+    retried: float | None = None
     errors: dict[str, int] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
 
@@ -53,7 +58,6 @@ class Load:
         self._name = f"{program[-1]} {task.get('kind')}"
         self._process = subprocess.Popen(
             [*program, json.dumps(task)],
-            cwd=ROOT,
             env=os.environ | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -100,15 +104,20 @@ class Load:
         return line
 
 
+def program(name: str) -> list[str]:
+    """Return the command of a load program, whatever this package is called where it runs."""
+    return [sys.executable, "-m", f"{__package__}.{name}"]
+
+
 def http(broker: Broker, **task: Any) -> Load:
     """Start a load over HTTP."""
     task |= {"host": broker.host, "port": broker.port}
-    return Load([sys.executable, "-m", "bench.load"], task, {})
+    return Load(program("load"), task, {})
 
 
 def sql(url: str, **task: Any) -> Load:
     """Start a load of plain SQL."""
-    return Load([sys.executable, "-m", "bench.floor"], task | {"url": url}, {})
+    return Load(program("floor"), task | {"url": url}, {})
 
 
 def measure(
@@ -119,7 +128,7 @@ def measure(
     warm: float,
     seconds: float,
     count: Sequence[int] | None = None,
-    broker: Broker | None = None,
+    brokers: Sequence[Broker] = (),
 ) -> Sample:
     """Let the loads run together, and return what those that `count` (by place) completed."""
     try:
@@ -130,9 +139,10 @@ def measure(
         for load in loads:
             load.go(since, until)
         time.sleep(max(since - clock(), 0))
-        before, used = stage.counters(database), _Used(stage, broker)
+        before, used, lost = stage.counters(database), _Used(stage, brokers), _Lost(brokers)
         time.sleep(max(until - clock(), 0))
         server_cpu, broker_cpu = used.since()
+        retried = lost.since()
         after = stage.counters(database)
         results = [load.result() for load in loads]
     finally:
@@ -158,22 +168,23 @@ def measure(
         server_cpu=server_cpu and server_cpu / max(done, 1),
         broker_cpu=broker_cpu and broker_cpu / max(done, 1),
         load_cpu=sum(result["cpu"] for result in results) / max(everything, 1),
+        retried=retried,
         errors=+errors,
         counted=counted | {"done": done},
     )
 
 
 class _Used:
-    """The processor time that the server and the broker use from now on."""
+    """The processor time that the server and the brokers use from now on."""
 
-    def __init__(self, stage: Stage, broker: Broker | None) -> None:
+    def __init__(self, stage: Stage, brokers: Sequence[Broker]) -> None:
         self._stage = stage
-        self._broker = broker
+        self._brokers = brokers
         self._before = self._now()
 
     def _now(self) -> tuple[float | None, float | None]:
-        broker = self._broker
-        return self._stage.cpu_seconds(), None if broker is None else broker.cpu_seconds
+        brokers = sum(broker.cpu_seconds for broker in self._brokers) if self._brokers else None
+        return self._stage.cpu_seconds(), brokers
 
     def since(self) -> tuple[float | None, float | None]:
         """Return what the two have used."""
@@ -182,6 +193,29 @@ class _Used:
             None if server is None or server_before is None else server - server_before,
             None if broker is None or broker_before is None else broker - broker_before,
         )
+
+
+class _Lost:
+    """The share of the brokers' steps that lose a race from now on."""
+
+    def __init__(self, brokers: Sequence[Broker]) -> None:
+        self._brokers = brokers
+        self._before = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        steps = lost = 0.0
+        for broker in self._brokers:
+            for name, value in broker.metrics().items():
+                if name.startswith("queen_step_seconds_count"):
+                    steps += value
+                elif name.startswith("queen_step_retries_total") and _RACE.search(name):
+                    lost += value
+        return steps, lost
+
+    def since(self) -> float | None:
+        """Return the share; None without brokers or steps."""
+        (steps, lost), (steps_before, lost_before) = self._now(), self._before
+        return (lost - lost_before) / (steps - steps_before) if steps > steps_before else None
 
 
 def rounds(candidates: Sequence[Candidate], times: int) -> dict[str, list[Sample]]:

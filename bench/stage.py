@@ -20,13 +20,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-from bench.client import exchange, request
 from queen_pg import migrate
 from queen_pg.embedded import ROLE, EmbeddedServer, running
 
+from .client import exchange, request
+
 PREFIX = "queen_bench_"
 START_SECONDS = 60.0
-ROOT = Path(__file__).parent.parent
 
 # What decides the figures, besides the machine.
 SETTINGS = (
@@ -69,6 +69,7 @@ class Stage:
     def __init__(self, url: str, folder: Path | None = None) -> None:
         self._url = url
         self._folder = folder
+        self._created: set[str] = set()
 
     def cpu_seconds(self) -> float | None:
         """Return the processor time that the server has used, if it is ours to look at."""
@@ -89,6 +90,8 @@ class Stage:
     def create(self, name: str) -> str:
         """Create a candidate's database anew, empty, and return its URL."""
 
+        self._created.add(name)
+
         async def recreate() -> None:
             db = await asyncpg.connect(self._url)
             await db.execute(f"drop database if exists {PREFIX}{name} with (force)")
@@ -101,6 +104,11 @@ class Stage:
     def drop(self, name: str) -> None:
         """Drop a candidate's database."""
         self.execute(f"drop database if exists {PREFIX}{name} with (force)")
+
+    def clear(self) -> None:
+        """Drop every database that was created here."""
+        for name in self._created:
+            self.drop(name)
 
     def execute(self, text: str, database: str | None = None) -> None:
         """Run a statement."""
@@ -149,7 +157,6 @@ class Broker:
         self._log = tempfile.NamedTemporaryFile(prefix="queen-bench-", suffix=".log")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "queen_pg", "serve"],
-            cwd=ROOT,
             stdout=self._log,
             stderr=self._log,
             env=os.environ
@@ -218,7 +225,11 @@ def stage(url: str | None) -> Iterator[Stage]:
     The role in the URL must be allowed to create databases.
     """
     if url is not None:
-        yield Stage(url)
+        found = Stage(url)
+        try:
+            yield found
+        finally:
+            found.clear()
         return
     folder = Path(tempfile.mkdtemp(prefix="queen-bench-"))
     # PostgreSQL runs as another user where we are root.

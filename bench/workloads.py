@@ -7,18 +7,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from bench.load import payload
-from bench.peer import Installed, Peer
-from bench.run import Candidate, Load, Sample, http, measure, sql
-from bench.stage import Broker, Stage
-from bench.window import clock
+from .client import exchange, request
+from .load import payload
+from .peer import Installed, Peer
+from .run import Candidate, Load, Sample, http, measure, sql
+from .stage import Broker, Stage
+from .window import clock
 
 OURS, FLOOR = "us", "floor"
+EXCHANGE, COMMIT = "HTTP exchange", "one-row commit"
 # Connections of the floor for bulk inserts: which of them is best depends on the machine.
 FLOOR_CLIENTS = (1, 2, 4)
 COMMIT_CLIENTS = 8
 # Partitions that a load spreads over where their number is not what is measured.
 PARTITIONS = 1000
+# And where they shall be fought for.
+HOT = 100
 PUSHERS = {1: 64, 10: 16, 100: 8}
 WORKERS = 16
 
@@ -69,10 +73,25 @@ class Bench:
         """Return the name of a queue that nobody has used."""
         return f"bench-{next(self.queues)}"
 
+    def known(self, partitions: int = PARTITIONS) -> str:
+        """Return the name of a queue whose partitions exist: they are made once in their lives."""
+        queue = self.queue()
+        items = ",".join(
+            f'{{"queue":"{queue}","partition":"p-{number}","payload":{payload(clock())}}}'
+            for number in range(partitions)
+        )
+        body = f'{{"items":[{items}]}}'.encode()
+        exchange(self.broker.address, request("POST", "/api/v1/push", body))
+        return queue
+
+    def another(self) -> Broker:
+        """Start another broker on the same database; the caller stops it."""
+        return Broker(self.stage.url(OURS), {})
+
     def us(self, *tasks: dict[str, Any], count: Sequence[int] | None = None) -> Sample:
         """Measure loads over HTTP."""
         loads = [http(self.broker, **task) for task in tasks]
-        return self.measure(OURS, loads, count, self.broker)
+        return self.measure(OURS, loads, count, [self.broker])
 
     def floor(self, **task: Any) -> Sample:
         """Measure a load of plain SQL on the floor's database."""
@@ -104,13 +123,18 @@ class Bench:
         database: str,
         loads: Sequence[Load],
         count: Sequence[int] | None = None,
-        broker: Broker | None = None,
+        brokers: Sequence[Broker] = (),
     ) -> Sample:
         """Measure loads on a candidate's database, for as long as the profile says."""
         return measure(
             self.stage, database, loads, warm=self.profile.warm, seconds=self.profile.seconds,
-            count=count, broker=broker,
+            count=count, brokers=brokers,
         )  # fmt: skip
+
+
+def several(count: int, noun: str) -> str:
+    """Return a count with its noun."""
+    return f"{count} {noun}{'s' * (count > 1)}"
 
 
 @dataclass(frozen=True)
@@ -128,7 +152,7 @@ def pushes(batch: int, *, spread: bool) -> Workload:
 
     def candidates(bench: Bench) -> list[Candidate]:
         shape = {"batch": batch, "spread": spread, "partitions": PARTITIONS}
-        queue = bench.queue()
+        queue = bench.known()
         found = [
             Candidate(
                 OURS,
@@ -140,7 +164,7 @@ def pushes(batch: int, *, spread: bool) -> Workload:
         for clients in (COMMIT_CLIENTS,) if batch == 1 else FLOOR_CLIENTS:
             found.append(
                 Candidate(
-                    f"{FLOOR}, {clients} connection{'s' * (clients > 1)}",
+                    f"{FLOOR}, {several(clients, 'connection')}",
                     partial(bench.floor, kind="rows", clients=clients, **shape),
                 )
             )
@@ -164,7 +188,7 @@ def calls(*, spread: bool) -> Workload:
 
     def candidates(bench: Bench) -> list[Candidate]:
         shape = {"batch": 100, "spread": spread, "partitions": PARTITIONS}
-        queue = bench.queue()
+        queue = bench.known()
         url = bench.stage.url(OURS)
 
         def called(clients: int) -> Sample:
@@ -173,14 +197,11 @@ def calls(*, spread: bool) -> Workload:
 
         found = []
         for clients in FLOOR_CLIENTS:
-            several = f"{clients} connection{'s' * (clients > 1)}"
+            connections = several(clients, "connection")
             found += [
+                Candidate(f"{OURS}, {connections}", partial(called, clients)),
                 Candidate(
-                    f"{OURS}, {several}",
-                    partial(called, clients),
-                ),
-                Candidate(
-                    f"{FLOOR}, {several}",
+                    f"{FLOOR}, {connections}",
                     partial(bench.floor, kind="rows", clients=clients, **shape),
                 ),
             ]
@@ -231,12 +252,20 @@ def path_tasks(
 ) -> list[dict[str, Any]]:
     """Return the loads of push → pop → ack: one message a push, explicit acks."""
     return [
-        {
-            "kind": "push", "queue": queue, "batch": 1, "spread": False, "clients": 64,
-            "partitions": partitions, "rate": rate,
-        },
-        {"kind": "work", "queue": queue, "batch": 100, "width": 32, "clients": WORKERS},
-    ]  # fmt: skip
+        path_task(queue, 64, partitions) | {"rate": rate},
+        work_task(queue, WORKERS),
+    ]
+
+
+def path_task(queue: str, clients: int, partitions: int) -> dict[str, Any]:
+    """Return a load that pushes one message at a time."""
+    shape = {"batch": 1, "spread": False, "partitions": partitions}
+    return {"kind": "push", "queue": queue, "clients": clients, **shape}
+
+
+def work_task(queue: str, clients: int) -> dict[str, Any]:
+    """Return a load that pops what is there, up to 100 messages of 32 partitions, and acks it."""
+    return {"kind": "work", "queue": queue, "clients": clients, "batch": 100, "width": 32}
 
 
 def path(rate: int | None) -> Workload:
@@ -249,12 +278,64 @@ def path(rate: int | None) -> Workload:
             work = {"kind": "work", "batch": 100, "clients": WORKERS}
             return bench.peer(peer, enqueue, work, count=[1])
 
-        return [Candidate(OURS, lambda: bench.us(*path_tasks(bench.queue(), rate), count=[1]))] + [
+        return [Candidate(OURS, lambda: bench.us(*path_tasks(bench.known(), rate), count=[1]))] + [
             Candidate(peer.name, partial(theirs, peer)) for peer in bench.peers
         ]
 
     title = "Push → pop → ack" + (f", {rate} offered" if rate else ", as fast as it goes")
     return Workload(f"path-{rate or 'max'}", title, "messages/s", candidates)
+
+
+def latency() -> Workload:
+    """The path at a tenth of its peak, and what no message can do without, one at a time."""
+
+    def candidates(bench: Bench) -> list[Candidate]:
+        shape = {"batch": 1, "spread": False, "partitions": PARTITIONS}
+        peaks: list[float] = []
+
+        def ours() -> Sample:
+            if not peaks:
+                peaks.append(bench.us(*path_tasks(bench.known(), None), count=[1]).rate)
+            return bench.us(*path_tasks(bench.known(), peaks[0] / 10), count=[1])
+
+        return [
+            Candidate(OURS, ours),
+            Candidate(EXCHANGE, lambda: bench.us({"kind": "health", "clients": 1})),
+            Candidate(COMMIT, lambda: bench.floor(kind="rows", clients=1, **shape)),
+        ]
+
+    return Workload("latency", "Push → pop → ack at a tenth of the peak", "a second", candidates)
+
+
+def races() -> Workload:
+    """Pushes, pops, acks and transactions on the same few partitions, by one broker and by two."""
+
+    def candidates(bench: Bench) -> list[Candidate]:
+        def ours(brokers: int) -> Sample:
+            queue = bench.known(HOT)
+            found = [bench.broker] + [bench.another() for _ in range(brokers - 1)]
+            try:
+                loads = [
+                    http(broker, **task, first=number * 100)
+                    for number, broker in enumerate(found)
+                    for task in (
+                        path_task(queue, 32 // brokers, HOT),
+                        work_task(queue, 8 // brokers),
+                        {"kind": "step", "queue": queue, "batch": 10, "clients": 8 // brokers},
+                    )
+                ]
+                consumers = [place for place in range(len(loads)) if place % 3]
+                return bench.measure(OURS, loads, consumers, found)
+            finally:
+                for broker in found[1:]:
+                    broker.stop()
+
+        return [
+            Candidate(f"{OURS}, {several(number, 'broker')}", partial(ours, number))
+            for number in (1, 2)
+        ]
+
+    return Workload("races", f"The path and steps on {HOT} partitions", "messages/s", candidates)
 
 
 def transactions() -> Workload:
@@ -346,7 +427,7 @@ def parked() -> Workload:
 
     def candidates(bench: Bench) -> list[Candidate]:
         def ours(consumers: int) -> Sample:
-            tasks = path_tasks(bench.queue(), bench.profile.rates[0])
+            tasks = path_tasks(bench.known(), bench.profile.rates[0])
             if consumers:
                 tasks.append(
                     {"kind": "park", "queue": "parked", "clients": consumers, "groups": 100}
@@ -393,23 +474,10 @@ def backlog() -> Workload:
     return Workload("backlog", "Pop and ack from a backlog", "messages/s", candidates)
 
 
-def http_alone() -> Workload:
-    """One exchange at a time that asks the database nothing, and one commit at a time."""
-
-    def candidates(bench: Bench) -> list[Candidate]:
-        shape = {"batch": 1, "spread": False, "partitions": PARTITIONS}
-        return [
-            Candidate("HTTP exchange", lambda: bench.us({"kind": "health", "clients": 1})),
-            Candidate("one-row commit", lambda: bench.floor(kind="rows", clients=1, **shape)),
-        ]
-
-    return Workload("trip", "What a message cannot do without", "exchanges/s", candidates)
-
-
 def all_of(profile: Profile) -> list[Workload]:
     """Return the workloads of a profile, in the order in which they run."""
     return [
-        http_alone(),
+        latency(),
         pushes(1, spread=False),
         pushes(10, spread=False),
         pushes(10, spread=True),
@@ -423,6 +491,7 @@ def all_of(profile: Profile) -> list[Workload]:
         path(None),
         transactions(),
         kv(),
+        races(),
         partitions(),
         parked(),
         backlog(),

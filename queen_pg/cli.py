@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec
 
 import asyncpg
@@ -152,11 +152,10 @@ def psql_command(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @_command
 def bench_command(arguments: tuple[str, ...]) -> None:
-    """Measure the broker on this machine; comes with the source tree only."""
-    # It installs other queues to compare with, so it is not part of what is deployed.
-    if importlib.util.find_spec("bench") is None:
-        raise click.ClickException("run it in the source tree, where `make bench` does the same")
-    os.execv(sys.executable, [sys.executable, "-m", "bench", *arguments])
+    """Measure the broker, in databases of the run's own; see `queen-pg bench --help`."""
+    # A wheel carries it inside this package, the source tree beside it.
+    module = "queen_pg.bench" if (Path(__file__).parent / "bench").is_dir() else "bench"
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
 @contextlib.contextmanager

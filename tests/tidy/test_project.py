@@ -60,6 +60,8 @@ def test_every_dependency_is_imported() -> None:
         assert IMPORTED_AS.get(name, name) in imported, name
 
 
-def test_the_wheel_takes_the_migrations_along() -> None:
+def test_the_wheel_takes_the_migrations_and_the_benchmark_along() -> None:
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel["force-include"] == {"migrations": "queen_pg/migrations"}
+    assert wheel["force-include"] == {
+        folder: f"queen_pg/{folder}" for folder in ("migrations", "bench")
+    }
