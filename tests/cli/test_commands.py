@@ -34,8 +34,8 @@ async def examine(url: str, **settings: object) -> dict[str, doctor.Finding]:
 async def test_migrate_says_what_it_did(databases: Databases) -> None:
     async with databases.clone(migrated=False) as url:
         first = run("migrate", QUEEN_PG_URL=url)
-        assert (first.returncode, first.stdout) == (0, "migrated from revision none to 0001\n")
-        assert run("migrate", QUEEN_PG_URL=url).stdout == "up to date at revision 0001\n"
+        assert (first.returncode, first.stdout) == (0, "migrated from revision none to 0002\n")
+        assert run("migrate", QUEEN_PG_URL=url).stdout == "up to date at revision 0002\n"
 
 
 def test_migrate_sql_needs_no_database() -> None:
@@ -80,7 +80,7 @@ async def test_doctor_finds_a_migrated_database_good(database: str) -> None:
     # The test's own server saves nothing to disk in earnest, and that is bad indeed.
     wanted = {name for name in found if name not in ("fsync", "full_page_writes", "role")}
     assert {name: found[name].grade for name in wanted} == dict.fromkeys(wanted, "good")
-    assert found["schema"].value == "revision 0001"
+    assert found["schema"].value == "revision 0002"
 
 
 async def test_doctor_tells_an_empty_database_to_be_migrated(databases: Databases) -> None:

@@ -113,7 +113,7 @@ async def test_the_script_applied_by_hand_gives_the_same_catalog(databases: Data
 
 
 async def test_the_script_since_a_revision_holds_the_functions_only(databases: Databases) -> None:
-    script = migrate.script(since="0001")
+    script = migrate.script(since="0002")
     assert "create table queen.queues" not in script
     assert "create or replace function queen._fail" in script
     async with databases.clone() as url:
