@@ -119,7 +119,7 @@ class Settings(
             description="Transactions of pushes and acks that a worker process runs side by side;"
             " whatever arrives meanwhile shares the next ones.",
         ),
-    ] = 4
+    ] = 1
     pg_pooler: Annotated[
         bool,
         Meta(
