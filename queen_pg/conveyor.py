@@ -50,8 +50,8 @@ PARTITIONS_MAX = 500
 # What may wait; a call beyond it is refused before it is taken in (data-plane 1-5, `overloaded`).
 WAITING_ITEMS_MAX = 100_000
 WAITING_BYTES_MAX = 256 * 1024 * 1024
-# Where the last transaction was shared, a lane waits a moment for more before the next, for as long
-# as they keep coming: the database is often faster than calls arrive, and would be given small ones.
+# Where the last transaction was shared, a lane waits a moment before the next, for as long as more
+# keeps coming: the database is often faster than calls arrive, and would be given few at a time.
 SHARED_PARTS = 4
 FULL_PARTS = 32
 LULL_SECONDS = 0.0005
@@ -145,7 +145,7 @@ class _Belt:
         self.last = 0
 
     async def gather(self) -> None:
-        """Let those who are on their way come too, where the last batch says that there are some."""
+        """Let those come too who are on their way, where the last batch says that there are."""
         if self.last < SHARED_PARTS:
             return
         until = asyncio.get_running_loop().time() + LINGER_SECONDS
