@@ -34,7 +34,6 @@ STANDBY_SECONDS = 5.0
 MEASURE_SECONDS = 10.0
 QUOTAS_SECONDS = 2.0
 
-DEFAULT_TENANT = "00000000-0000-0000-0000-000000000001"
 DEFAULT_TENANT_ID = 1
 PLACEMENTS_MAX = 10_000
 
@@ -174,7 +173,7 @@ class Groups:
 
     async def place(self, tenant: str) -> Place:
         """Return where a tenant lives; raise Unavailable while it is being moved."""
-        if tenant == DEFAULT_TENANT:
+        if tenant == placement.DEFAULT_TENANT:
             return self.home
         now = asyncio.get_running_loop().time()
         known = self._places.get(tenant)

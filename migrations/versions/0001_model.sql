@@ -263,5 +263,8 @@ create table queen.placements (
     log_group   text collate "C",
     moved_from  text collate "C",
     placed_at   timestamptz not null default clock_timestamp(),
-    constraint placements_pkey primary key (tenant)
+    constraint placements_pkey primary key (tenant),
+    -- As brokers look it up. The first tenant lives at home.
+    constraint placements_tenant_check check (
+        tenant ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' and tenant <> '00000000-0000-0000-0000-000000000001')
 );

@@ -3,6 +3,7 @@
 from queen_pg.config import HOME
 from queen_pg.database import Database
 
+DEFAULT_TENANT = "00000000-0000-0000-0000-000000000001"
 REMEMBERED_SECONDS = 5.0
 """How long a broker goes by what it knows of a tenant's place; moving one waits for longer."""
 

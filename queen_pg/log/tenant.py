@@ -1,21 +1,23 @@
 """Moving a tenant: everything that it has goes from one group to another, and nothing else.
 
 Nobody works for the tenant meanwhile: its place is empty, and brokers answer 503 `retry`. Ids are
-numbered anew where it arrives, so partition ids on the wire change, and leases taken before are
-lost: their messages come again. Offsets, transaction ids, versions and times stay as they are.
+numbered anew where it arrives, so partition ids on the wire change, and leases taken before can
+no longer be acked: their messages come again. Offsets, transaction ids, versions and times stay as they are.
 
-The copy is one transaction at the target. Interrupted before it, the command begins again; after
-it, the copy is found and only what is left to do is done.
+Until it is placed elsewhere a tenant has what it has where it was. So a move that was interrupted
+may be repeated, turned back, or sent elsewhere: what an earlier one copied is copied again, and
+once a tenant is placed, what other groups still have of it is removed.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from uuid import UUID
 
 import asyncpg
 
 from queen_pg import leader, sql
-from queen_pg.broker.placement import REMEMBERED_SECONDS
+from queen_pg.broker.placement import DEFAULT_TENANT, REMEMBERED_SECONDS
 from queen_pg.config import HOME, Settings
 from queen_pg.log import statement
 from queen_pg.log.node import LogError, Say
@@ -35,27 +37,40 @@ async def move(settings: Settings, tenant: str, target: str, say: Say) -> None:
     urls = {HOME: settings.pg_url or "", **settings.group_urls}
     if target not in urls:
         raise LogError(f"there is no group {target}; the groups are {', '.join(urls)}")
+    tenant = _name(tenant)
     async with contextlib.AsyncExitStack() as stack:
         home = await stack.enter_async_context(_open(urls[HOME]))
         rows = await home.fetch(sql.read("reads/tenant_place"), tenant)
         place = rows[0] if rows else None
-        if (HOME if place is None else place["log_group"]) == target:
-            say(f"{tenant} lives in {target}")
-            return
         origin = HOME if place is None else place["log_group"] or place["moved_from"]
-        if origin == target:
-            # Turned back on the way.
+        if origin not in urls:
+            raise LogError(
+                f"{tenant} lives in {origin}, which is no group; name it in QUEEN_PG_GROUPS"
+            )
+        if origin != target:
+            source = await stack.enter_async_context(_open(urls[origin]))
+            arrival = await stack.enter_async_context(_open(urls[target]))
+            await home.execute(statement.unplace_tenant(tenant, origin))
+            say(f"waiting until every broker knows that {tenant} is on its way")
+            await asyncio.sleep(2 * REMEMBERED_SECONDS)
+            await _copy(source, arrival, tenant, say)
+        if place is not None or origin != target:
             await home.execute(statement.place_tenant(tenant, target))
-            return
-        source = await stack.enter_async_context(_open(urls[origin]))
-        arrival = await stack.enter_async_context(_open(urls[target]))
-        await home.execute(statement.unplace_tenant(tenant, origin))
-        say(f"waiting until every broker knows that {tenant} is on its way")
-        await asyncio.sleep(2 * REMEMBERED_SECONDS)
-        await _copy(source, arrival, tenant, say)
-        await home.execute(statement.place_tenant(tenant, target))
         say(f"{tenant} lives in {target}")
-        await _forget(source, tenant)
+        for name in urls.keys() - {target}:
+            async with _open(urls[name]) as group:
+                await _forget(group, tenant)
+
+
+def _name(text: str) -> str:
+    """Return a tenant's name as brokers look it up."""
+    try:
+        name = str(UUID(text))
+    except ValueError:
+        raise LogError(f"{text} is no tenant: a tenant is a UUID") from None
+    if name == DEFAULT_TENANT:
+        raise LogError("the first tenant lives at home, and nowhere else")
+    return name
 
 
 @contextlib.asynccontextmanager
@@ -75,9 +90,8 @@ async def _copy(
         return
     async with source.transaction(isolation="repeatable_read"), target.transaction():
         new = await target.fetchval(sql.read("reads/tenant_id"), tenant)
-        if await target.fetchval(sql.read("reads/tenant_has"), new):
-            # From an earlier attempt: it was all or nothing.
-            return
+        # An earlier attempt's copy may lack what the tenant has done since.
+        await _empty(target, new)
         shift = await target.fetchval(sql.read("reads/tenant_shift"))
         tables = list(statement.TENANT_TABLES)
         for row in await source.fetch(sql.read("reads/tenant_columns"), tables):
@@ -115,10 +129,14 @@ async def _pipe(
         )
 
 
-async def _forget(source: asyncpg.Connection, tenant: str) -> None:
-    """Remove what has been copied."""
-    old = await source.fetchval(sql.read("reads/tenant_known"), tenant)
-    if old is not None:
-        async with source.transaction():
-            for table in reversed(statement.TENANT_TABLES):
-                await source.execute(statement.forget_rows(table, old))
+async def _forget(group: asyncpg.Connection, tenant: str) -> None:
+    """Remove what a group has of a tenant that lives elsewhere."""
+    number = await group.fetchval(sql.read("reads/tenant_known"), tenant)
+    if number is not None:
+        async with group.transaction():
+            await _empty(group, number)
+
+
+async def _empty(group: asyncpg.Connection, number: int) -> None:
+    for table in reversed(statement.TENANT_TABLES):
+        await group.execute(statement.forget_rows(table, number))

@@ -35,6 +35,7 @@ from litestar.types import (
 
 from queen_pg import limits, telemetry
 from queen_pg.broker.ack import AckStatus
+from queen_pg.broker.placement import DEFAULT_TENANT
 from queen_pg.broker.push import PushItem
 from queen_pg.config import Settings
 from queen_pg.conveyor import Conveyor
@@ -49,7 +50,7 @@ from queen_pg.errors import (
     QueenError,
     ReservedTenant,
 )
-from queen_pg.group import DEFAULT_TENANT, Place
+from queen_pg.group import Place
 from queen_pg.wakeup import Waiters
 
 CALL_SECONDS = 30.0

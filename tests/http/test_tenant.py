@@ -2,15 +2,16 @@
 
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import httpx
 import pytest
 import pytest_asyncio
 
-from queen_pg.broker.placement import REMEMBERED_SECONDS
+from queen_pg.broker.placement import DEFAULT_TENANT, REMEMBERED_SECONDS
 from queen_pg.config import Settings
-from queen_pg.log import tenant
+from queen_pg.log import statement, tenant
 from queen_pg.log.node import LogError
 from tests.support.broker import Broker
 from tests.support.database import Databases
@@ -169,6 +170,107 @@ async def test_a_tenant_moves_with_everything_it_has(
     assert await tenants.far.fetchval(timers)
     with pytest.raises(LogError, match="no group"):
         await tenant.move(settings, mover, "nowhere", said.append)
+
+
+class Interrupted(Exception):
+    """What an operator's Ctrl-C is to a command."""
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Have the next move end at a place: amid the copy, after it, or when the tenant is placed."""
+    step = {"amid": (tenant, "_pipe"), "after": (statement, "place_tenant"),
+            "placed": (tenant, "_forget")}[where]  # fmt: skip
+    real = getattr(*step)
+    left = 4 if where == "amid" else 1
+
+    def ending(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Interrupted
+        return real(*arguments)
+
+    monkeypatch.setattr(*step, ending)
+
+
+async def work(connection: asyncpg.Connection, name: str, *numbers: int) -> None:
+    """Leave messages, a key and a timer in one group, as its owner may for any tenant."""
+    await connection.execute("select queen._tenant_id($1)", name)
+    await connection.execute(f"set queen.tenant = '{name}'")
+    for number in numbers:
+        await connection.execute(
+            f"select queen.push('q', '{number}'), queen.kv_put('n', 'k', '{number}'),"
+            f" queen.timer_schedule('q', '{number}', '1', delay => '1 hour')"
+        )
+    await connection.execute("reset queen.tenant")
+
+
+async def held(connection: asyncpg.Connection, name: str) -> list[list[str]]:
+    """Return the messages, values and timers that a group has of a tenant."""
+    return [
+        [row[0] for row in await connection.fetch(f"{query} order by 1", name)]
+        for query in (
+            "select m.payload::text from queen.messages m join queen.partitions p"
+            " on p.id = m.partition_id join queen.queues q on q.id = p.queue_id"
+            " join queen.tenants t on t.id = q.tenant_id where t.name = $1",
+            "select k.value::text from queen.kv k join queen.tenants t on t.id = k.tenant_id"
+            " where t.name = $1",
+            "select x.timer_key from queen.timers x join queen.tenants t on t.id = x.tenant_id"
+            " where t.name = $1",
+        )
+    ]
+
+
+NOTHING: list[list[str]] = [[], [], []]
+ONE_STEP = [["1"], ["1"], ["1"]]
+TWO_STEPS = [["1", "2"], ["2"], ["1", "2"]]
+
+
+@pytest.mark.parametrize("where", ["amid", "after", "placed"])
+@pytest.mark.parametrize("then", ["repeat", "back", "elsewhere"])
+async def test_a_move_may_be_interrupted_anywhere(
+    tenants: Tenants, databases: Databases, monkeypatch: pytest.MonkeyPatch, where: str, then: str
+) -> None:
+    """What the tenant does after it was turned back or sent elsewhere is there after the next."""
+    mover = str(uuid4())
+    monkeypatch.setattr("queen_pg.log.tenant.REMEMBERED_SECONDS", 0)
+    said: list[str] = []
+    async with databases.clone() as third:
+        settings = Settings(
+            pg_url=tenants.urls["home"], pg_groups=f"far={tenants.urls['far']} third={third}"
+        )
+        await work(tenants.home, mover, 1)
+        with monkeypatch.context() as patch:
+            interrupt(patch, where)
+            with pytest.raises(Interrupted):
+                await tenant.move(settings, mover, "far", said.append)
+        assert await held(tenants.home, mover) == ONE_STEP
+        if then == "repeat":
+            await tenant.move(settings, mover.upper(), "far", said.append)
+            assert await held(tenants.far, mover) == ONE_STEP
+            assert await held(tenants.home, mover) == NOTHING
+            return
+        group = "home" if then == "back" else "third"
+        await tenant.move(settings, mover, group, said.append)
+        assert await held(tenants.far, mover) == NOTHING
+        beside = await asyncpg.connect(third)
+        try:
+            await work(tenants.home if then == "back" else beside, mover, 2)
+            await tenant.move(settings, mover, "far", said.append)
+            assert await held(tenants.far, mover) == TWO_STEPS
+            assert await held(tenants.home, mover) == NOTHING
+            assert await held(beside, mover) == NOTHING
+        finally:
+            await beside.close()
+
+
+async def test_what_cannot_move_is_refused(tenants: Tenants) -> None:
+    settings = Settings(pg_url=tenants.urls["home"], pg_groups=f"far={tenants.urls['far']}")
+    for name, word in (("acme", "UUID"), (DEFAULT_TENANT, "first tenant")):
+        with pytest.raises(LogError, match=word):
+            await tenant.move(settings, name, "far", print)
+        with pytest.raises(asyncpg.CheckViolationError):
+            await tenants.home.execute("insert into queen.placements (tenant) values ($1)", name)
 
 
 async def test_without_tenancy_the_header_is_not_read(broker: Broker) -> None:
