@@ -600,6 +600,44 @@ async def test_riders_alone_are_a_transaction(wire: Wire, queue: str) -> None:
     refused(await changes_nothing(wire, status=413, kv=[large]), "kv_value_too_large")
 
 
+async def test_a_riders_keys_are_counted(wire: Wire, queue: str) -> None:
+    """step 1.5: 256 in all, of which getMany names as many as it has."""
+    many = [f"{queue}-{n}" for n in range(255)]
+    reads = [{"op": "getMany", "ns": "txn", "keys": many}, get(queue)]
+    assert (await wire.transaction(kv=reads))["success"] is True
+    refused(
+        await changes_nothing(wire, status=400, kv=[*reads, get(f"{queue}-x")]),
+        "kv_too_many_keys",
+    )
+
+
+async def test_a_riders_timers_have_no_bounds_of_their_own(wire: Wire, queue: str) -> None:
+    """step 1.6: neither the horizon, nor the payload's 1 MiB, nor the 256 operations."""
+    large = base64.b64encode(b'"' + b"v" * 2 * 1024 * 1024 + b'"').decode()
+    timers = [schedule(queue, f"k{n}") for n in range(300)]
+    timers[0]["delayMs"] = 365 * 24 * 3_600_000
+    timers[1]["payload"] = large
+    verdict = await wire.transaction(timers=timers)
+    assert [result["status"] for result in verdict["results"]] == ["scheduled"] * 300
+    refused(
+        await changes_nothing(wire, status=400, timers=[schedule(queue, "k0")] * 2), "bad_request"
+    )
+    foreign = schedule(queue, "k0", producerSub="me")
+    answer = await changes_nothing(wire, status=400, timers=[foreign])
+    refused(answer, "timers_server_owned_field")
+
+
+async def test_pushes_to_one_partition_may_be_too_large(wire: Wire, queue: str) -> None:
+    """step 1.10: over 96 MiB; nothing is written to other partitions either."""
+    payload = b'"' + b"a" * (14 * 1024 * 1024) + b'"'
+    batches = [
+        PushBatch(queue, "small", [b"1"], ["s"]),
+        PushBatch(queue, "large", [payload] * 7, [str(n) for n in range(7)]),
+    ]
+    refused(await binary(wire, encode_transaction_frames(b"{}", batches)), "too_large")
+    assert await wire.take(queue) == []
+
+
 async def test_a_transaction_frees_those_who_wait(wire: Wire, queue: str) -> None:
     """data-plane 4.4: an ack inside a transaction wakes as well."""
     await wire.push(queue, 1, 2)
