@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 
-from queen_pg.broker import timer_document, timer_fire
+from queen_pg.broker import lock, timer_document, timer_fire
 from queen_pg.broker.ack import AckItem, ack
 from queen_pg.broker.partition import resolve
 from queen_pg.broker.pop import PopRequest
@@ -47,6 +48,7 @@ for each row execute function queen.linger();
 LINGER_IN = {
     "_judge_acks": "cursors := cursors || v_cursor;",
     "_transaction": "v_judged := queen._judge_acks(",
+    "_duplicates": "v_windows[v_row.place] := greatest(",
 }
 
 # How a firing takes its partitions before its timers.
@@ -59,6 +61,9 @@ HELD_PARTITIONS = """v_held := array(
     );
     if v_held = '{}' and _timers_fire.patient then"""
 
+SWITCHES = "reason := queen._switched_off(_transaction.kv, _transaction.timers);"
+KEYS_FIRST = "if random() < 0.5 then perform from queen.kv for update; end if;"
+
 NAMES = [f"entity-{number:02d}" for number in range(ROWS)]
 
 
@@ -70,7 +75,7 @@ class Field:
         self.ids = ids
         # None when it was given back: what is acked without one moves the cursor up to itself.
         self.lease_id = lease_id
-        self._numbers = itertools.count()
+        self.numbers = itertools.count()
         self._acked = itertools.count()
 
     async def commit(
@@ -84,7 +89,7 @@ class Field:
         cancel: bool = False,
     ) -> None:
         """Commit a step on the named rows, in the order in which they are named."""
-        number = next(self._numbers)
+        number = next(self.numbers)
         message = self.next_message()
         verdict = await commit(
             self.db,
@@ -180,8 +185,46 @@ async def pushes(field: Field, names: list[str]) -> None:
     await push(field.db, 1, [PushItem("in", name, b"{}") for name in names], soon())
 
 
+async def repeats(field: Field, names: list[str]) -> None:
+    # What repeats a message is judged carefully, with what comes beside it.
+    items = [PushItem("in", name, b"{}", each) for name in names for each in ("message-0", None)]
+    results = await push(field.db, 1, items, soon())
+    assert [result.status for result in results] == ["duplicate", "queued"] * len(names)
+
+
 async def keys(field: Field, names: list[str]) -> None:
     await field.commit(keys=names)
+
+
+async def gates(field: Field, names: list[str]) -> None:
+    # One that is lost has all judged carefully before it.
+    number = next(field.numbers)
+    writes = [{"op": "incr", "ns": "state", "key": name, "delta": 1} for name in names]
+    gate = {"op": "putIfAbsent", "ns": "state", "key": "~gate", "value": "1", "required": True}
+    items = [PushItem("in", name, b"{}", f"gate-{number}") for name in names]
+    await commit(field.db, 1, Transaction(items=items, kv=[*writes, gate]), soon())
+
+
+async def permits(field: Field, names: list[str]) -> None:
+    owner = f"owner-{next(field.numbers)}"
+    acquired = [
+        msgspec.json.decode(result)
+        for result in await lock.run(
+            field.db,
+            1,
+            [
+                {"op": "acquire", "name": name, "ttlSeconds": 60, "owner": owner, "limit": 1}
+                for name in names
+            ],
+            soon(),
+        )
+    ]
+    release = [
+        {"op": "release", "name": permit["name"], "token": permit["token"]}
+        for permit in acquired
+        if permit["acquired"]
+    ]
+    await lock.run(field.db, 1, release, soon())
 
 
 async def timers(field: Field, names: list[str]) -> None:
@@ -228,7 +271,10 @@ async def race_until_deadlocked(field: Field, work: Work) -> None:
 
 @pytest.mark.parametrize(
     "work",
-    [acks, leased_acks, pushes, keys, timers, positions, everything, firing],
+    [
+        *(acks, leased_acks, pushes, repeats, keys, gates, permits, timers, positions),
+        *(everything, firing),
+    ],
     ids=lambda work: work.__name__,
 )
 async def test_crosswise_steps_all_commit_and_none_is_deadlocked(
@@ -263,7 +309,19 @@ async def test_crosswise_steps_all_commit_and_none_is_deadlocked(
             " _append.group_size) with ordinality r (id, first, size, place)"
             " order by random()) u",
         ),
+        (repeats, "_duplicates", "order by p.id", "order by random()"),
+        (gates, "_duplicates", "order by p.id", "order by random()"),
         (keys, "_kv_in_order", "order by o.operation", "order by random(), o.operation"),
+        (
+            permits,
+            "_locks",
+            "order by queen._lock_key(o.operation->>'name', 0) collate \"C\"",
+            "order by random()",
+        ),
+        # The acks' cursors before those of positions.
+        (positions, "_transaction", "for update of c) held", ") held"),
+        # Every second step has its keys before its cursors and partitions.
+        (everything, "_transaction", SWITCHES, f"{SWITCHES} {KEYS_FIRST}"),
         (timers, "_timers_apply", "order by o.operation", "order by random(), o.operation"),
         (
             firing,
