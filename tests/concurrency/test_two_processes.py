@@ -1,6 +1,7 @@
 """Two processes of a broker on one database: who races is told the truth, and shares nothing."""
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 
@@ -8,6 +9,7 @@ import asyncpg
 
 from queen_pg.broker.ack import AckItem, AckStatus
 from queen_pg.broker.push import PushResult
+from tests.support.isolation import weaken
 from tests.support.process import Process, messages, offsets
 from tests.support.waits import WAIT_SECONDS
 
@@ -17,14 +19,14 @@ select (select count(*) from queen.queues), (select count(*) from queen.partitio
 """
 
 
-async def test_of_every_id_one_push_is_queued(
-    one: Process, other: Process, session: asyncpg.Connection
-) -> None:
-    """data-plane 10.1-4; those that are not are told which message they repeat (10.1-3)."""
-    ids = [f"id {number}" for number in range(20)]
+IDS = [f"id {number}" for number in range(20)]
+
+
+async def push_the_same(one: Process, other: Process) -> list[tuple[str, PushResult]]:
+    """Push every id eight times at once, in calls of one and of several; return what was told."""
 
     async def push(process: Process, shuffled: int) -> list[tuple[str, PushResult]]:
-        order = random.Random(shuffled).sample(ids, len(ids))
+        order = random.Random(shuffled).sample(IDS, len(IDS))
         results = []
         for some in (order[:7], order[7:8], order[8:]):
             items = [process.item("mail", f"p{each[-1]}", each) for each in some]
@@ -32,15 +34,32 @@ async def test_of_every_id_one_push_is_queued(
         return results
 
     pushes = (push(process, number) for number in range(4) for process in (one, other))
-    told = [result for results in await asyncio.gather(*pushes) for result in results]
-    queued = Counter(each for each, result in told if result.status == "queued")
-    assert queued == dict.fromkeys(ids, 1)
+    return [result for results in await asyncio.gather(*pushes) for result in results]
+
+
+def queued(told: list[tuple[str, PushResult]]) -> Counter[str]:
+    return Counter(each for each, result in told if result.status == "queued")
+
+
+async def test_of_every_id_one_push_is_queued(
+    one: Process, other: Process, session: asyncpg.Connection
+) -> None:
+    """data-plane 10.1-4; those that are not are told which message they repeat (10.1-3)."""
+    told = await push_the_same(one, other)
+    assert queued(told) == dict.fromkeys(IDS, 1)
     assert {result.status for _, result in told} == {"queued", "duplicate"}
-    for each in ids:
+    for each in IDS:
         answers = {(r.message_id, r.offset) for name, r in told if name == each}
         assert len(answers) == 1, "a duplicate names the original"
     stored = await session.fetch("select transaction_id from queen.messages")
-    assert sorted(row["transaction_id"] for row in stored) == sorted(ids)
+    assert sorted(row["transaction_id"] for row in stored) == sorted(IDS)
+
+
+async def test_without_its_index_an_id_would_be_seen_to_be_queued_again(
+    one: Process, other: Process, session: asyncpg.Connection
+) -> None:
+    await session.execute("drop index queen.messages_transaction_id_key")
+    assert max(queued(await push_the_same(one, other)).values()) > 1
 
 
 async def test_a_queue_a_partition_and_a_group_are_born_once(
@@ -63,12 +82,8 @@ async def test_a_queue_a_partition_and_a_group_are_born_once(
         assert tuple(await session.fetchrow(COUNTS)) == (number, number, number, 12 * number)
 
 
-async def test_two_pops_of_a_group_never_share_a_partition(
-    one: Process, other: Process, session: asyncpg.Connection
-) -> None:
-    """data-plane 4.3-7: whatever they ask for, and wherever they are asked."""
-    partitions = [f"p{number}" for number in range(24)]
-    await one.push([one.item("mail", name) for name in partitions * 4])
+async def take_all(one: Process, other: Process, partitions: list[str]) -> list[str]:
+    """Have pops of many kinds take partitions at once; return all that they got."""
 
     async def take(process: Process, number: int) -> list[str]:
         taken = []
@@ -82,12 +97,42 @@ async def test_two_pops_of_a_group_never_share_a_partition(
             taken += [claim.partition for claim in answer.claims] or [""]
 
     workers = (take(process, number) for number in range(4) for process in (one, other))
-    taken = [name for names in await asyncio.gather(*workers) for name in names if name]
-    assert sorted(taken) == sorted(partitions), "each is claimed, and once"
+    return [name for names in await asyncio.gather(*workers) for name in names if name]
+
+
+PARTITIONS = [f"p{number}" for number in range(24)]
+
+
+async def test_two_pops_of_a_group_never_share_a_partition(
+    one: Process, other: Process, session: asyncpg.Connection
+) -> None:
+    """data-plane 4.3-7: whatever they ask for, and wherever they are asked."""
+    await one.push([one.item("mail", name) for name in PARTITIONS * 4])
+    taken = await take_all(one, other, PARTITIONS)
+    assert sorted(taken) == sorted(PARTITIONS), "each is claimed, and once"
     leases = await session.fetchval(
         "select count(*) from queen.cursors where lease_expires_at > queen.now()"
     )
-    assert leases == len(partitions)
+    assert leases == len(PARTITIONS)
+
+
+async def test_a_claim_that_believes_what_it_was_told_would_be_seen_to_share(
+    one: Process, other: Process, session: asyncpg.Connection
+) -> None:
+    # Pops look for what they may claim before they do, and others may have claimed it since.
+    await weaken(
+        session,
+        "_claim",
+        "and (v_row.lease_id is null or v_row.lease_expires_at <= v_now)",
+        "and true",
+    )
+    for turn in itertools.count():
+        names = [f"{turn} {name}" for name in PARTITIONS]
+        await one.push([one.item("mail", name) for name in names * 4])
+        # A first claim makes the cursor, and there can be but one.
+        await one.ack(await one.pop("mail", consumer_group="g", partitions=64), "retry")
+        if max(Counter(await take_all(one, other, names)).values()) > 1:
+            return
 
 
 async def test_a_partition_stays_in_order_through_redeliveries(
