@@ -2,7 +2,8 @@
 
 Nobody works for the tenant meanwhile: its place is empty, and brokers answer 503 `retry`. Ids are
 numbered anew where it arrives, so partition ids on the wire change, and leases taken before can
-no longer be acked: their messages come again. Offsets, transaction ids, versions and times stay as they are.
+no longer be acked: their messages come again. Offsets, transaction ids, versions and times stay as
+they are.
 
 Until it is placed elsewhere a tenant has what it has where it was. So a move that was interrupted
 may be repeated, turned back, or sent elsewhere: what an earlier one copied is copied again, and
