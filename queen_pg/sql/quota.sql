@@ -12,7 +12,7 @@ as $$
         select k.tenant_id, count(*) as kv_rows,
                sum(octet_length(k.namespace) + octet_length(k.key) + pg_column_size(k.value)) as kv_bytes, 0 as timer_count
         from queen.kv k
-        where _usage.kv and queen._kv_live(k.expires_at, queen.now())
+        where _usage.kv and queen._kv_live(k.expires_at, (select queen.now()))
         group by k.tenant_id
         union all
         select t.tenant_id, 0, 0, count(*)

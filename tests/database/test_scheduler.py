@@ -1,6 +1,7 @@
 """Schedulers on a real database: many at once, an outage, the KV sweep."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 
@@ -11,6 +12,7 @@ import pytest_asyncio
 from queen_pg.broker import kv, timer, timer_fire
 from queen_pg.config import Settings
 from queen_pg.database import Database
+from queen_pg.errors import Held
 from queen_pg.scheduler import KV_SWEEP_KEYS, KvSweep, Scheduler
 
 
@@ -74,6 +76,10 @@ async def until(sql: asyncpg.Connection, query: str, wanted: Callable[[int], boo
             await asyncio.sleep(0.02)
 
 
+WAITING = """
+select count(*) from pg_stat_activity
+where datname = current_database() and wait_event_type = 'Lock'
+"""
 PENDING = "select count(*) from queen.timers"
 DELIVERED = """
 select p.name as partition, m.payload::text::integer as number
@@ -185,6 +191,33 @@ async def test_more_than_a_batch_of_held_timers_holds_up_no_younger_one(
         *[("free", number) for number in range(size, size + 10)],
         *[("held", number) for number in (-1, -2, *range(size))],
     ]
+
+
+async def again_and_again(db: Database, timers: list[asyncpg.Record]) -> timer_fire.Fired:
+    """Fire timers with patience, until it has paid."""
+    while True:
+        with contextlib.suppress(Held):
+            return await timer_fire.fire(db, 1, timers, 5, soon(), patient=True)
+
+
+async def test_who_is_patient_waits_a_moment_for_a_held_partition(
+    database: str, db: Database, sql: asyncpg.Connection
+) -> None:
+    """Step 3.4-5: or the timers of one that is never free for long would never fire."""
+    await sql.execute("select queen.push('q', '-1', 'held')")
+    await schedule(db, "q", range(3), "held")
+    [*found], _ = await timer_fire.due(db)
+    holder = await asyncpg.connect(database)
+    async with holder.transaction():
+        await holder.execute("select queen.push('q', '-2', 'held')")
+        fired = await timer_fire.fire(db, 1, found, 5, soon())
+        assert fired == ({}, {(1, "q", "held")})
+        with pytest.raises(Held):
+            await timer_fire.fire(db, 1, found, 5, soon(), patient=True)
+        waiting = asyncio.create_task(again_and_again(db, found))
+        await until(sql, WAITING, lambda count: count == 1)
+    await holder.close()
+    assert await waiting == ({"q": 3}, set())
 
 
 async def test_it_outlives_its_connections(
