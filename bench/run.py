@@ -90,11 +90,12 @@ class Load:
         return report
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, if it has not ended."""
         self._timer.cancel()
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait()
+        # Waits for it, and closes what led to it.
+        self._process.communicate()
 
     def _line(self) -> str:
         assert self._process.stdout is not None

@@ -109,9 +109,12 @@ class Bench:
 
     def run(self, load: Load, seconds: float = math.inf) -> dict[str, Any]:
         """Let one load run to its end, outside any measurement."""
-        load.ready()
-        load.go(0, min(clock() + seconds, clock() + 3600))
-        return load.result()
+        try:
+            load.ready()
+            load.go(0, min(clock() + seconds, clock() + 3600))
+            return load.result()
+        finally:
+            load.kill()
 
     def fresh(self, peer: Peer) -> None:
         """Give a peer an empty database."""
@@ -296,7 +299,7 @@ def latency() -> Workload:
         def ours() -> Sample:
             if not peaks:
                 peaks.append(bench.us(*path_tasks(bench.known(), None), count=[1]).rate)
-            return bench.us(*path_tasks(bench.known(), peaks[0] / 10), count=[1])
+            return bench.us(*path_tasks(bench.known(), max(peaks[0] / 10, 1)), count=[1])
 
         return [
             Candidate(OURS, ours),

@@ -21,9 +21,17 @@ $$;
 comment on function queen._appended_id(text, bigint, text) is
     'The id of the message at a place (1 to 2^22 - 1) of an append, of the head and the tail that it drew.';
 
+-- Drawn without the system's entropy, for which the server opens a file each time: it only has to be another.
+create or replace function queen._id_tail() returns text
+language sql volatile parallel restricted as $$
+    select lpad(to_hex((random() * 1099511627775)::bigint), 10, '0');
+$$;
+
+comment on function queen._id_tail() is 'The last 10 digits of ids, at random.';
+
 create or replace function queen._uuid_v7(moment timestamptz, place bigint default 0) returns uuid
-language sql volatile parallel safe as $$
-    select queen._appended_id(queen._uuid_v7_head(moment), place, right(gen_random_uuid()::text, 10));
+language sql volatile parallel restricted as $$
+    select queen._appended_id(queen._uuid_v7_head(moment), place, queen._id_tail());
 $$;
 
 comment on function queen._uuid_v7(timestamptz, bigint) is

@@ -84,8 +84,7 @@ begin
         into first_offset, v_base, head
         from unnest(v_next, _append.group_first, _append.group_size, v_stamp) with ordinality u (next, first, size, stamp, place);
     end if;
-    -- Drawn without the system's entropy, for which the server opens a file each time: it only has to be another.
-    tail := lpad(to_hex((random() * 1099511627775)::bigint), 10, '0');
+    tail := queen._id_tail();
 
     insert into queen.messages (partition_id, message_offset, created_at, id, trace_id, transaction_id, producer_sub, payload)
     select partition_id[n.item_group], v_base[n.item_group] + n.place,
@@ -152,6 +151,9 @@ language plpgsql as $$
 declare
     v_first integer[];
     v_size integer[];
+    v_first_offset bigint[];
+    v_head text[];
+    v_tail text;
 begin
     select array_agg(coalesce(s.first, 1) order by g.number), array_agg(coalesce(s.size, 0) order by g.number)
     into v_first, v_size
@@ -162,14 +164,17 @@ begin
         group by 1
     ) s on s.item_group = g.number;
 
-    return query
-    select n.place::integer, coalesce(n.message_id, queen._appended_id(a.head[n.item_group], n.place, a.tail)),
-           a.first_offset[n.item_group] + row_number() over (partition by n.item_group order by n.place) - 1
+    -- Into variables: an array of texts in a row is walked through for each element that is taken from it.
+    select a.first_offset, a.head, a.tail
+    into v_first_offset, v_head, v_tail
     from queen._append(_append_items.tenant, _append_items.group_queue, _append_items.group_partition,
                        _append_items.group_partition_id, v_first, v_size, _append_items.item_group,
                        _append_items.item_message_id, _append_items.item_transaction_id, _append_items.item_trace_id,
-                       _append_items.item_producer_sub, _append_items.item_payload, _append_items.item_append) a,
-         unnest(_append_items.item_group, _append_items.item_message_id) with ordinality n (item_group, message_id, place)
+                       _append_items.item_producer_sub, _append_items.item_payload, _append_items.item_append) a;
+    return query
+    select n.place::integer, coalesce(n.message_id, queen._appended_id(v_head[n.item_group], n.place, v_tail)),
+           v_first_offset[n.item_group] + n.place - v_first[n.item_group]
+    from unnest(_append_items.item_group, _append_items.item_message_id) with ordinality n (item_group, message_id, place)
     order by n.place;
 end;
 $$;
@@ -294,6 +299,29 @@ $$;
 
 comment on function queen._duplicates(bigint[], integer[], text[]) is
     'For each message of a call: the first item with its transaction id, and the stored message it repeats.';
+
+-- Whether no message of a call bears the id of another one, or of any that is stored in its partition, whenever that was.
+-- Locks nothing: it holds for as long as the caller has the partitions.
+create or replace function queen._all_new(partition_id bigint[], item_group integer[], item_transaction_id text[]) returns boolean
+language sql stable
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+    select not exists (
+        select
+        from unnest(_all_new.item_group, _all_new.item_transaction_id) u (item_group, transaction_id)
+        join queen.messages m on m.partition_id = _all_new.partition_id[u.item_group]
+                             and hashtextextended(m.transaction_id, 0) = hashtextextended(u.transaction_id, 0)
+    ) and not exists (
+        select
+        from unnest(_all_new.item_group, _all_new.item_transaction_id) u (item_group, transaction_id)
+        where u.transaction_id is not null
+        group by u.item_group, u.transaction_id
+        having count(*) > 1
+    );
+$$;
+
+comment on function queen._all_new(bigint[], integer[], text[]) is
+    'Whether the transaction ids of a call are all different, and none is stored in its partition.';
 
 -- Let the ids of the call be stored again: a message that bears the same hash keeps its row and loses the
 -- place of the newest.

@@ -247,31 +247,37 @@ declare
     v_tenant integer := queen.current_tenant();
     v_items record;
     v_call record;
+    v_held bigint[];
 begin
     if push_many.messages is null or json_typeof(push_many.messages) <> 'array' then
         perform queen._refuse_argument('messages', 'messages must be a JSON array',
                                        '[{"queue": "orders", "partition": "order-9137", "payload": {"paid": true}}]');
     end if;
     perform queen._check_escapes('messages', push_many.messages);
-    select coalesce(array_agg(i.queue order by m.place), '{}') as queue, coalesce(array_agg(i.partition order by m.place), '{}') as partition,
-           array_agg(i.transaction_id order by m.place) as transaction_id, array_agg(i.trace_id order by m.place) as trace_id,
-           array_agg(i.payload::text order by m.place) as payload
-    into v_items
-    from json_array_elements(push_many.messages) with ordinality m (message, place)
-    cross join lateral queen._read_item(m.message, format('messages[%s].', m.place - 1)) i;
-    if v_items.queue = '{}' then
+    if json_array_length(push_many.messages) = 0 then
         return;
+    end if;
+    v_items := queen._read_plain_items(push_many.messages);
+    if v_items.queue is null then
+        select array_agg(i.queue order by m.place) as queue, array_agg(i.partition order by m.place) as partition,
+               array_agg(i.transaction_id order by m.place) as transaction_id, array_agg(i.trace_id order by m.place) as trace_id,
+               array_agg(i.payload::text order by m.place) as payload
+        into v_items
+        from json_array_elements(push_many.messages) with ordinality m (message, place)
+        cross join lateral queen._read_item(m.message, format('messages[%s].', m.place - 1)) i;
     end if;
 
     v_call := queen._arrange(v_tenant, v_items.queue, v_items.partition);
     v_items := queen._rearrange(v_call.item_place, v_items.transaction_id, v_items.trace_id, v_items.payload);
+    v_held := queen._hold_partitions(v_tenant, v_call.group_queue, v_call.group_partition);
+    -- What repeats nothing needs none of the careful run, which takes as long again as the append.
     return query
     select v_call.item_place[p.item], p.status, p.message_id, p.message_offset
     from queen._push(
-        v_tenant, v_call.group_queue, v_call.group_partition,
-        queen._hold_partitions(v_tenant, v_call.group_queue, v_call.group_partition),
-        v_call.item_group, array_fill(null::uuid, array[cardinality(v_call.item_place)]), v_items.transaction_id, v_items.trace_id,
-        array_fill(null::text, array[cardinality(v_call.item_place)]), v_items.payload, true) p
+        v_tenant, v_call.group_queue, v_call.group_partition, v_held, v_call.item_group,
+        array_fill(null::uuid, array[cardinality(v_call.item_place)]), v_items.transaction_id, v_items.trace_id,
+        array_fill(null::text, array[cardinality(v_call.item_place)]), v_items.payload,
+        not queen._all_new(v_held, v_call.item_group, v_items.transaction_id)) p
     order by 1;
     perform queen._tell_pushed(v_tenant, v_call.group_queue, push_many.notify);
 end;
