@@ -73,6 +73,16 @@ async def test_unknown_keys_and_parameters_are_ignored(wire: Wire, queue: str) -
     assert data(await wire.pop(queue, colour="red", batch=5)) == [1]
 
 
+async def test_nobody_is_asked_who_he_is(wire: Wire, queue: str) -> None:
+    """data-plane 1-7: by default; what a client says of itself is ignored."""
+    for headers in ({}, {"authorization": "Bearer whatever"}):
+        response = await wire.http.post(
+            "/api/v1/push", json={"items": [{"queue": queue, "payload": 1}]}, headers=headers
+        )
+        assert response.status_code == 201
+    assert [message["producerSub"] for message in await wire.take(queue)] == [None, None]
+
+
 BOOLEANS = ["wait", "commitOnDelivery", "autoAck", "conflation", "autopilot", "frames"]
 INTEGERS = ["batch", "partitions", "timeout", "leaseSeconds"]
 

@@ -130,6 +130,7 @@ async def dead_letter(conn: asyncpg.Connection) -> str:
 
 
 async def test_a_replay_moves_the_message_to_the_end(conn: asyncpg.Connection) -> None:
+    """data-plane 8-6."""
     letter = await dead_letter(conn)
     replayed = await conn.fetchrow("select * from queen.dlq_replay($1)", letter)
     assert (replayed["result"], replayed["message_offset"]) == ("moved", 1)
