@@ -14,6 +14,9 @@ from queen_pg.errors import DuplicateMessage, QueenError, Stale, StorageFull, Un
 BATCH_MAX = 256
 """Timers fired in one step."""
 
+PATIENCE_MS = 250
+"""How long a partition is waited for that somebody holds."""
+
 Partition = tuple[int, str, str]
 """A tenant, and the names of a queue and of a partition in it."""
 
@@ -143,7 +146,7 @@ async def _fire(
                 tenant=tenant,
                 **arguments,
                 careful=careful,
-                patient=patient,
+                wait_ms=PATIENCE_MS if patient else 0,
             )
         except DuplicateMessage:
             careful = True

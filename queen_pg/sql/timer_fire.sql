@@ -77,8 +77,8 @@ comment on function queen._timers_due(integer, timestamptz, integer, text, text,
 -- Fire those of a tenant's timers that are still due and still for the partition that was found: push their
 -- messages and remove them. A transaction id that its partition still remembers is not pushed again, and its
 -- timer is done (step 3.4-4); unless careful, that raises unique_violation and the call is to be made again.
--- Answers how many timers fired in each partition, and no row for those that somebody holds. One who is patient
--- waits a moment for them when he gets no other. Raises lock_not_available while another step fires.
+-- Answers how many timers fired in each partition, and no row for those that somebody holds. If there are no others,
+-- it waits for those for so long, unless it is 0, and then raises lock_not_available; as it does while another step fires.
 create or replace function queen._timers_fire(
     tenant integer,
     queue text[],
@@ -86,7 +86,7 @@ create or replace function queen._timers_fire(
     partition text[],
     partition_id bigint[],
     careful boolean,
-    patient boolean
+    wait_ms integer
 ) returns table (fired_queue text, fired_partition text, timer_count integer)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -125,7 +125,9 @@ begin
         order by p.id
         for no key update skip locked
     );
-    if v_held = '{}' and _timers_fire.patient then
+    if v_held = '{}' and _timers_fire.wait_ms > 0 then
+        -- Behind a pooler the session has no such setting.
+        perform set_config('lock_timeout', _timers_fire.wait_ms::text, true);
         v_held := array(
             select p.id
             from queen.partitions p
@@ -187,7 +189,7 @@ begin
 end;
 $$;
 
-comment on function queen._timers_fire(integer, text[], text[], text[], bigint[], boolean, boolean) is
+comment on function queen._timers_fire(integer, text[], text[], text[], bigint[], boolean, integer) is
     'Fire those of the named timers that are still due; how many, by partition.';
 
 -- A timer cannot fire, and not for a passing reason: try again later, and after the last attempt file it as a dead

@@ -214,6 +214,13 @@ async def test_who_is_patient_waits_a_moment_for_a_held_partition(
         assert fired == ({}, {(1, "q", "held")})
         with pytest.raises(Held):
             await timer_fire.fire(db, 1, found, 5, soon(), patient=True)
+        # Also where the session sets no limit, as behind a pooler.
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await sql.execute(
+                "select queen._timers_fire(1, '{q}', $1, '{held}', $2, false, 50)",
+                [found[0]["timer_key"]],
+                [found[0]["partition_id"]],
+            )
         waiting = asyncio.create_task(again_and_again(db, found))
         await until(sql, WAITING, lambda count: count == 1)
     await holder.close()

@@ -143,7 +143,7 @@ class TimerMachine(RuleBasedStateMachine):
         """Fire what was found, which may be long ago: only what is still due there goes."""
         ids = self._partition_ids()
         rows = self.cursor.execute(
-            "select * from queen._timers_fire(1, %s, %s, %s, %s, true, true)",
+            "select * from queen._timers_fire(1, %s, %s, %s, %s, true, 250)",
             (
                 [row.queue for row in self.found],
                 [row.timer_key for row in self.found],

@@ -59,7 +59,7 @@ async def fire(
     """Fire what is due, or what was found before."""
     found = await due(conn) if found is None else found
     rows = await conn.fetch(
-        "select * from queen._timers_fire(1, $1, $2, $3, $4, $5, true)",
+        "select * from queen._timers_fire(1, $1, $2, $3, $4, $5, 250)",
         [timer["queue"] for timer in found],
         [timer["timer_key"] for timer in found],
         [timer["partition"] for timer in found],

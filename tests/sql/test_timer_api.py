@@ -39,7 +39,7 @@ async def test_what_was_scheduled_is_what_will_be_pushed(conn: asyncpg.Connectio
     await conn.execute("select queen._create_partitions(1, '{q}', '{p}')")
     await conn.execute(
         "select queen._timers_fire(1, '{q}', '{k}', '{p}',"
-        " array(select id from queen.partitions), true, true)"
+        " array(select id from queen.partitions), true, 250)"
     )
     stored = await conn.fetchrow("select id, transaction_id, payload from queen.messages")
     assert tuple(stored) == (promised["message_id"], "t", '{"a":  1}')
