@@ -66,6 +66,8 @@ class Watched(Database):
         self.reads: list[Observation] = []
         self._observed_url = settings.pg_url
         self._observer: asyncpg.Connection | None = None
+        # What goes on in the background uses the connection too.
+        self._turn = asyncio.Lock()
 
     async def start(self) -> None:
         self._observer = await asyncpg.connect(self._observed_url)
@@ -91,7 +93,7 @@ class Watched(Database):
         assert connection is not None
         named = ", ".join(f"{name} => ${place}" for place, name in enumerate(arguments, 1))
         try:
-            async with connection.transaction(isolation=isolation):
+            async with self._turn, connection.transaction(isolation=isolation):
                 before = dict(await connection.fetch(SCANS))
                 barren = {name for (name,) in await connection.fetch(BARREN)}
                 rows: list[asyncpg.Record] = await connection.fetch(
