@@ -33,14 +33,14 @@ async def promote(cluster: Cluster, name: str | None, *, accept_loss: bool) -> N
         await _hand_over(cluster, fenced, candidate, started)
     elif primary is None:
         await _take_over(cluster, name, started, accept_loss=accept_loss)
-    elif any(node.epoch < primary.epoch for node in cluster.followers):
-        await _finish(cluster, primary)
-    elif name is None:
-        raise LogError(f"the primary {primary.name} is there; say which follower shall take over")
-    elif name == primary.sight.name:
-        cluster.say(f"{name} is the primary of epoch {primary.epoch}")
-    else:
+    elif late := _late(cluster, primary):
+        await _finish(cluster, primary, late)
+    elif name not in (None, primary.sight.name):
         await _hand_over(cluster, primary, _follower(cluster, name), started)
+    elif await _settle(cluster, primary) or name is not None:
+        cluster.say(f"{primary.name} is the primary of epoch {primary.epoch}")
+    else:
+        raise LogError(f"the primary {primary.name} is there; say which follower shall take over")
 
 
 def _given_up(cluster: Cluster) -> Node | None:
@@ -126,6 +126,9 @@ async def _take_over(
         raise LogError(
             f"{best.name} has more than {candidate.name}; promote that one, or say --accept-loss"
         )
+    for name in cluster.members.keys() - progress.keys():
+        # From a hand-over that was given up: nobody has gone on from there.
+        await replica.drop_slot_of(candidate, name)
     others = [node for node in cluster.followers if node is not candidate]
     places = {node.name: await _place(candidate, node) for node in others}
     await _lead(cluster, candidate, epoch, places)
@@ -133,12 +136,34 @@ async def _take_over(
     await _attach_all(cluster, candidate, epoch, others, places)
 
 
-async def _finish(cluster: Cluster, primary: Node) -> None:
+def _late(cluster: Cluster, primary: Node) -> list[Node]:
+    """Return the nodes that an interrupted promotion left without the primary it made.
+
+    A former primary is among them only after a hand-over, when its slot keeps its place.
+    """
+    return [
+        node
+        for node in cluster.nodes
+        if (node.sight.role == "follower" and node.epoch < primary.epoch)
+        or (
+            node.sight.role == "fenced"
+            and node.sight.fenced_by == primary.epoch
+            and statement.slot(node.name) in primary.facts.slots
+        )
+    ]
+
+
+async def _finish(cluster: Cluster, primary: Node, late: list[Node]) -> None:
     """Do what an interrupted promotion left undone."""
-    late = [node for node in cluster.followers if node.epoch < primary.epoch]
+    places: Places = {}
     for node in late:
-        await _stop(node)
-    places = {node.name: await _place(primary, node) for node in late}
+        if node.sight.role == "fenced":
+            places[node.name] = 0
+            if node.facts.standby_names:
+                await replica.enforce(node, 0, [])
+        else:
+            await _stop(node)
+            places[node.name] = await _place(primary, node)
     await _attach_all(cluster, primary, primary.epoch, late, places)
 
 
@@ -208,21 +233,15 @@ async def _attach_all(
 ) -> None:
     """Have the others follow the new primary, from their places or with a copy."""
     wanted = cluster.quorum
+    following = {node.name for node in (*cluster.followers, *nodes)}
+    for name in cluster.members.keys() - following:
+        await replica.drop_slot_of(primary, name)
     for node in nodes:
         await _attach(cluster, primary, epoch, node, places[node.name])
     if cluster.dry:
         return
     await cluster.refresh()
-    attached = {statement.slot(node.name) for node in cluster.followers}
-    for member in cluster.members:
-        if statement.slot(member) not in attached:
-            await replica.drop_slot_of(primary, member)
-    for node in nodes:
-        if places[node.name] is None:
-            await replica.wait_for_copy(cluster, primary, node)
-    if nodes:
-        await replica.touch(cluster, primary, [node.name for node in nodes])
-    await cluster.refresh()
+    await _take_in(cluster, primary, nodes)
     size = min(wanted, len(replica.joined(cluster, primary)))
     if size != cluster.quorum or any(place is None for place in places.values()):
         await replica.set_quorum(cluster, size)
@@ -232,6 +251,28 @@ async def _attach_all(
         cluster.say(f"{node.name} follows {primary.name}: it {how}")
     for away in cluster.unreached:
         cluster.say(f"{away.name} is away; when it is back, say: queen-pg replica rejoin")
+
+
+async def _take_in(cluster: Cluster, primary: Node, nodes: list[Node]) -> None:
+    """Wait until nodes have everything, and note that they do."""
+    for node in nodes:
+        await replica.wait_for_copy(cluster, primary, node)
+    if nodes:
+        await replica.touch(cluster, primary, [node.name for node in nodes])
+        await cluster.refresh()
+
+
+async def _settle(cluster: Cluster, primary: Node) -> bool:
+    """Do the rest of a promotion whose nodes all follow; return whether there was any."""
+    late = [node for node in cluster.followers if not cluster.members[node.name].joined]
+    await _take_in(cluster, primary, late)
+    uncounted = any(
+        not cluster.members[name].synchronous for name in replica.joined(cluster, primary)
+    )
+    if cluster.quorum and uncounted:
+        await replica.set_quorum(cluster, cluster.quorum)
+    await standby.arrange(cluster)
+    return bool(late) or (cluster.quorum > 0 and uncounted)
 
 
 async def _attach(

@@ -16,17 +16,12 @@ from queen_pg.config import Settings
 from queen_pg.database import Database
 from queen_pg.errors import Unavailable
 from queen_pg.log import promote, replica, status
-from queen_pg.log.node import Cluster, LogError, Node
+from queen_pg.log.node import Cluster, LogError
 from tests.replication.conftest import at, mend
 from tests.replication.test_failover import followers, leader_name, same
 from tests.support.nodes import NAMES, PASSWORD, Nodes
-from tests.support.profile import LONG
 
 ROOT = Path(__file__).parents[2]
-
-
-class Interrupted(Exception):
-    """What an operator's Ctrl-C is to a command."""
 
 
 async def run(nodes: Nodes, *arguments: str) -> tuple[int, str]:
@@ -242,82 +237,6 @@ async def test_a_log_of_two_nodes(nodes: Nodes) -> None:
             " where q.name = 'two'"
         )
     assert count == 2
-
-
-async def interrupted_everywhere(
-    nodes: Nodes,
-    monkeypatch: pytest.MonkeyPatch,
-    prepare: Callable[[], Awaitable[None]],
-    command: Callable[[Cluster], Awaitable[None]],
-    *,
-    step: int,
-) -> int:
-    """Interrupt a command before its n-th statement, then repeat it; return how often that was."""
-    real = Node._execute
-    left = 0
-
-    async def execute(self: Node, text: str, right: str) -> None:
-        nonlocal left
-        left -= 1
-        # From there on nothing more happens, as when the process is killed.
-        if left <= 0:
-            raise Interrupted(text)
-        await real(self, text, right)
-
-    for place in range(1, 100, step):
-        await prepare()
-        left = place
-        with monkeypatch.context() as patch:
-            patch.setattr(Node, "_execute", execute)
-            try:
-                async with nodes.cluster() as cluster:
-                    await command(cluster)
-                return place
-            except Interrupted:
-                pass
-        async with nodes.cluster() as cluster:
-            await command(cluster)
-    raise AssertionError("the command never came to its end")
-
-
-async def test_add_may_be_interrupted_anywhere(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = await leader_name(nodes)
-    other = followers(old)[0]
-
-    async def prepare() -> None:
-        async with nodes.cluster() as cluster:
-            if other in cluster.members:
-                await replica.remove(cluster, other)
-        async with at(nodes[other].admin_url) as connection:
-            await connection.execute("drop schema queen cascade")
-            await connection.execute("drop publication if exists queen_log")
-
-    async def add(cluster: Cluster) -> None:
-        await replica.add(cluster, nodes[other].address, replica.Naming(other))
-
-    assert (
-        await interrupted_everywhere(nodes, monkeypatch, prepare, add, step=1 if LONG else 6) > 10
-    )
-    await same(nodes, old, other)
-
-
-async def test_a_hand_over_may_be_interrupted_anywhere(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def hand_over(cluster: Cluster) -> None:
-        await promote.promote(cluster, wanted, accept_loss=False)
-
-    async def prepare() -> None:
-        nonlocal wanted
-        await mend(nodes)
-        wanted = followers(await leader_name(nodes))[0]
-
-    wanted = ""
-    step = 1 if LONG else 8
-    assert await interrupted_everywhere(nodes, monkeypatch, prepare, hand_over, step=step) > 15
-    assert await leader_name(nodes) == wanted
 
 
 async def test_two_administrators_do_not_meet(nodes: Nodes) -> None:
