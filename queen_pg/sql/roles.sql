@@ -16,23 +16,23 @@
 
 do $$
 begin
+    -- Whoever finds them made by somebody else may not be allowed to comment on them.
     if to_regrole('queen_owner') is null then
         create role queen_owner nologin;
+        comment on role queen_owner is 'Migrates and owns the schema queen.';
     end if;
     if to_regrole('queen_broker') is null then
         create role queen_broker nologin;
+        comment on role queen_broker is 'Serves the schema queen: every function, and the tables'' rows.';
     end if;
     if to_regrole('queen_application') is null then
         create role queen_application nologin;
+        comment on role queen_application is 'Calls the public functions of the schema queen, and nothing else.';
     end if;
     if to_regrole('queen_reader') is null then
         create role queen_reader nologin;
+        comment on role queen_reader is 'Reads the tables and views of the schema queen.';
     end if;
     execute format('grant create on database %I to queen_owner', current_database());
 end;
 $$;
-
-comment on role queen_owner is 'Migrates and owns the schema queen.';
-comment on role queen_broker is 'Serves the schema queen: every function, and the tables'' rows.';
-comment on role queen_application is 'Calls the public functions of the schema queen, and nothing else.';
-comment on role queen_reader is 'Reads the tables and views of the schema queen.';

@@ -6,8 +6,10 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import asyncpg
+import httpx
 import msgspec
 import pytest
 
@@ -18,7 +20,8 @@ from queen_pg.errors import Unavailable
 from queen_pg.log import promote, replica, status
 from queen_pg.log.node import Cluster, LogError
 from tests.replication.conftest import at, mend
-from tests.replication.test_failover import followers, leader_name, same
+from tests.replication.test_failover import FOLLOW_SECONDS, followers, leader_name, same
+from tests.support.broker import Broker
 from tests.support.nodes import NAMES, PASSWORD, Nodes
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +62,43 @@ async def test_status_tells_of_every_node(nodes: Nodes) -> None:
     async with nodes.cluster() as cluster:
         text = "\n".join(status.lines(await status.status(cluster)))
     assert "a step is answered when 1 followers have it on disk too" in text
+
+
+async def test_health_tells_of_the_log(nodes: Nodes, brokers: list[Broker]) -> None:
+    """Epoch, role and node, what an answer promises, and how far each follower is."""
+    old = await leader_name(nodes)
+    late, other = followers(old)
+    async with nodes.cluster() as cluster:
+        epoch = cluster.require_primary().epoch
+    async with httpx.AsyncClient(base_url=brokers[0].base_url, timeout=40) as http:
+
+        async def health(told: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+            async with asyncio.timeout(FOLLOW_SECONDS):
+                while not told(found := (await http.get("/health")).json()):
+                    await asyncio.sleep(0.1)
+            return found
+
+        found = await health(lambda found: found.get("node") == old)
+        assert (found["status"], found["role"], found["epoch"]) == ("healthy", "primary", epoch)
+        assert (found["replication"], found["quorum"]) == ("quorum", 1)
+        assert {row["name"] for row in found["followers"]} == {late, other}
+        for row in found["followers"]:
+            assert row["connected"]
+            assert row["synchronous"]
+
+        def lag(found: dict[str, Any]) -> dict[str, int]:
+            return {row["name"]: row["lagBytes"] for row in found["followers"]}
+
+        nodes[old].link.cut(f"queen_{late}".encode())
+        body = {"items": [{"queue": "q", "payload": "x" * 10_000}]}
+        (await http.post("/api/v1/push", json=body)).raise_for_status()
+        await health(lambda found: lag(found)[late] > 10_000 > lag(found)[other])
+        nodes[old].link.mend()
+
+        async with nodes.cluster() as cluster:
+            await promote.promote(cluster, other, accept_loss=False)
+        found = await health(lambda found: found.get("node") == other)
+        assert (found["role"], found["epoch"]) == ("primary", epoch + 1)
 
 
 async def test_asynchronous_mode_is_said_everywhere(nodes: Nodes) -> None:

@@ -10,7 +10,12 @@ from typing import Any
 import asyncpg
 import pytest
 import pytest_asyncio
+from prometheus_client import REGISTRY
 
+from queen_pg import doctor
+from queen_pg.broker import epoch
+from queen_pg.config import Settings
+from queen_pg.database import Database
 from queen_pg.log import feed, slot
 from queen_pg.log.node import LogError
 from queen_pg.log.statement import parse_lsn
@@ -191,6 +196,34 @@ async def test_slots_are_listed_and_dropped(reader: asyncpg.Connection) -> None:
         await entries(reader)
 
 
+async def test_a_forgotten_slot_is_told_of(
+    reader: asyncpg.Connection, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot, "KEPT_BYTES_POOR", 100_000)
+    await feed.create(reader, SLOT)
+    await reader.execute("create table other as select generate_series(1, 10000)")
+    settings = Settings(pg_url=await url_of(reader, server))
+    findings = {finding.subject: finding for finding in await doctor.examine(settings)}
+    assert findings[f"slot {SLOT}"].grade == "bad"
+    assert "queen-pg log drop" in findings[f"slot {SLOT}"].advice
+    assert findings["max_slot_wal_keep_size"].grade == "poor"
+    database = Database(settings)
+    await database.start()
+    await epoch.measure(database, "home")
+    await database.close()
+    labels = {"group": "home", "slot": SLOT, "active": "0"}
+    kept = REGISTRY.get_sample_value("queen_log_slot_kept_bytes", labels)
+    assert kept is not None
+    assert kept > 100_000
+
+
+async def url_of(reader: asyncpg.Connection, server: Server) -> str:
+    """Return the URL of the reader's database, for a role that may replicate."""
+    assert server.embedded is not None
+    name = await reader.fetchval("select current_database()")
+    return server.embedded.superuser_url.replace("/postgres?", f"/{name}?")
+
+
 async def test_an_idle_feed_keeps_nothing_of_what_others_write(reader: asyncpg.Connection) -> None:
     await feed.create(reader, SLOT)
     await reader.execute("create table other as select generate_series(1, 10000)")
@@ -205,9 +238,7 @@ async def test_an_idle_feed_keeps_nothing_of_what_others_write(reader: asyncpg.C
 async def test_tail_as_a_command(reader: asyncpg.Connection, server: Server) -> None:
     await feed.create(reader, SLOT)
     await reader.execute("select queen.push('q', '1')")
-    assert server.embedded is not None
-    name = await reader.fetchval("select current_database()")
-    url = server.embedded.superuser_url.replace("/postgres?", f"/{name}?")
+    url = await url_of(reader, server)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "queen_pg", "log", "tail", "--slot", SLOT, "--no-follow",
         cwd=Path(__file__).parents[2],
