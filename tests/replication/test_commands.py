@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import secrets
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -90,9 +91,9 @@ async def test_health_tells_of_the_log(nodes: Nodes, brokers: list[Broker]) -> N
             return {row["name"]: row["lagBytes"] for row in found["followers"]}
 
         nodes[old].link.cut(f"queen_{late}".encode())
-        body = {"items": [{"queue": "q", "payload": "x" * 10_000}]}
+        body = {"items": [{"queue": "q", "payload": secrets.token_hex(50_000)}]}
         (await http.post("/api/v1/push", json=body)).raise_for_status()
-        await health(lambda found: lag(found)[late] > 10_000 > lag(found)[other])
+        await health(lambda found: lag(found)[late] > 50_000 > lag(found)[other])
         nodes[old].link.mend()
 
         async with nodes.cluster() as cluster:
