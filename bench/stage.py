@@ -94,7 +94,7 @@ class Stage:
 
         async def recreate() -> None:
             db = await asyncpg.connect(self._url)
-            await db.execute(f"drop database if exists {PREFIX}{name} with (force)")
+            await _drop(db, f"{PREFIX}{name}")
             await db.execute(f"create database {PREFIX}{name}")
             await db.close()
 
@@ -103,7 +103,13 @@ class Stage:
 
     def drop(self, name: str) -> None:
         """Drop a candidate's database."""
-        self.execute(f"drop database if exists {PREFIX}{name} with (force)")
+
+        async def drop() -> None:
+            db = await asyncpg.connect(self._url)
+            await _drop(db, f"{PREFIX}{name}")
+            await db.close()
+
+        asyncio.run(drop())
 
     def clear(self) -> None:
         """Drop every database that was created here."""
@@ -242,6 +248,19 @@ def stage(url: str | None) -> Iterator[Stage]:
             yield Stage(endpoint.loopback_url(), folder / "data")
     finally:
         subprocess.run(["rm", "-rf", str(folder)], check=False)
+
+
+async def _drop(db: asyncpg.Connection, name: str) -> None:
+    """Drop a database with whoever is still connected to it.
+
+    Not by force: that refuses where a vacuum is under way, which a plain drop ends and waits for.
+    """
+    await db.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = $1 and usename = current_user",
+        name,
+    )
+    await db.execute(f"drop database if exists {name}")
 
 
 async def _let_create(superuser_url: str) -> None:

@@ -116,8 +116,8 @@ class Settings(
         Meta(
             ge=1,
             le=64,
-            description="Transactions of pushes and acks that a worker process runs side by side;"
-            " whatever arrives meanwhile shares the next ones.",
+            description="Transactions of each kind (pushes, acks, claims) that a worker process"
+            " runs side by side; whatever arrives meanwhile shares the next ones.",
         ),
     ] = 1
     pg_pooler: Annotated[

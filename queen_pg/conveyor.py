@@ -2,10 +2,10 @@
 
 Commits decide what a broker on PostgreSQL can carry, so while one transaction runs, whatever
 arrives waits and goes together in the next: no delay when idle, large batches when busy. Work on
-one partition always goes to the same lane, and a lane runs one transaction at a time, so calls of
-this process never race each other. A call's parts for several partitions are independent of each
-other (data-plane 2.2-4, 6.3), which is what allows a call to be split over lanes and a lane's
-batch to hold parts of many calls.
+one partition always goes to the same lane, and a lane runs one transaction of each kind at a time
+and no two on the same partition, so calls of this process never race each other. A call's parts for
+several partitions are independent of each other (data-plane 2.2-4, 6.3), which is what allows a
+call to be split over lanes and a lane's batch to hold parts of many calls.
 
 A caller is answered after the commit. A refusal is a result and spoils nothing; when a shared
 transaction fails for another reason than a lost race, its parts are run again one by one.
@@ -47,6 +47,8 @@ BATCH_ITEMS_MAX = 1000
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 # Each partition costs predicate locks, of which the server may allow fewer (`start`).
 PARTITIONS_MAX = 500
+# How many of those who wait for a busy partition are passed over, to find others behind them.
+PASSED_MAX = 256
 # What may wait; a call beyond it is refused before it is taken in (data-plane 1-5, `overloaded`).
 WAITING_ITEMS_MAX = 100_000
 WAITING_BYTES_MAX = 256 * 1024 * 1024
@@ -142,6 +144,7 @@ class _Belt:
         self.batch_sizes = CONVEYOR_BATCH.labels(kind)
         self.waits = CONVEYOR_WAIT.labels(kind)
         self.waiting: deque[_Part] = deque()
+        self.task: asyncio.Task[None] | None = None
         self.last = 0
 
     async def gather(self) -> None:
@@ -156,11 +159,16 @@ class _Belt:
             if asyncio.get_running_loop().time() >= until:
                 break
 
-    def next_batch(self, partitions_max: int) -> list[_Part]:
-        """Take the parts that go next: of one tenant, and within the bounds of a transaction."""
+    def next_batch(self, partitions_max: int, busy: set[int]) -> list[_Part]:
+        """Take the parts that go next: of one tenant, within the bounds of a transaction.
+
+        Those for busy partitions stay, and with them whatever comes later for the same ones.
+        """
         batch: list[_Part] = []
+        passed: list[_Part] = []
+        barred = set(busy)
         items = size = partitions = 0
-        while self.waiting:
+        while self.waiting and len(passed) < PASSED_MAX:
             part = self.waiting[0]
             if batch and (
                 part.tenant != batch[0].tenant
@@ -169,22 +177,28 @@ class _Belt:
                 or partitions + len(part.partitions) > partitions_max
             ):
                 break
-            batch.append(self.waiting.popleft())
+            self.waiting.popleft()
+            if not barred.isdisjoint(part.partitions):
+                passed.append(part)
+                barred.update(part.partitions)
+                continue
+            batch.append(part)
             items += len(part.items)
             size += part.bytes
             partitions += len(part.partitions)
+        self.waiting.extendleft(reversed(passed))
         self.last = len(batch)
         return batch
 
 
 class _Lane:
-    """Runs one transaction at a time: a batch of pushes, a batch of acks, and so on in turn."""
+    """Runs one transaction of each kind at a time, and no two of them on the same partition."""
 
     def __init__(self, belts: Sequence[_Belt], load: _Load) -> None:
         self._belts = {belt.kind: belt for belt in belts}
         self._load = load
         self.partitions_max = PARTITIONS_MAX
-        self._task: asyncio.Task[None] | None = None
+        self._busy: set[int] = set()
         self._siding = _Siding(load)
 
     def put(self, kind: str, part: _Part) -> None:
@@ -193,19 +207,32 @@ class _Lane:
             self._siding.put(belt, part)
             return
         belt.waiting.append(part)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        self._start(belt)
 
-    async def _run(self) -> None:
+    def _start(self, belt: _Belt) -> None:
+        if belt.task is None and belt.waiting:
+            belt.task = asyncio.get_running_loop().create_task(self._run(belt))
+
+    async def _run(self, belt: _Belt) -> None:
         try:
-            while any(belt.waiting for belt in self._belts.values()):
-                for belt in self._belts.values():
-                    await belt.gather()
-                    batch = belt.next_batch(self.partitions_max)
-                    if batch:
-                        await self._carry(belt, batch)
+            while belt.waiting:
+                await belt.gather()
+                batch = belt.next_batch(self.partitions_max, self._busy)
+                if not batch:
+                    # Whoever is busy with what is wanted here starts this belt again.
+                    return
+                partitions = {partition for part in batch for partition in part.partitions}
+                self._busy |= partitions
+                try:
+                    await self._carry(belt, batch)
+                finally:
+                    self._busy -= partitions
+                    for other in self._belts.values():
+                        self._start(other)
+                # The others choose first what goes next.
+                await asyncio.sleep(0)
         finally:
-            self._task = None
+            belt.task = None
 
     async def _carry(self, belt: _Belt, batch: list[_Part]) -> None:
         if belt.siding and self._siding.busy:

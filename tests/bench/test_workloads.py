@@ -1,0 +1,62 @@
+"""Every workload of the bench runs to its end, for us and for the floor: very small, very short."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bench import endurance
+from bench.run import rounds
+from bench.stage import Broker, Stage
+from bench.workloads import FLOOR, OURS, QUICK, Bench, all_of
+from tests.support.server import Server
+
+TINY = replace(
+    QUICK,
+    name="tiny",
+    rounds=1,
+    warm=0.2,
+    seconds=0.5,
+    rates=(200,),
+    partition_counts=(20,),
+    parked=10,
+    backlog=2000,
+    delayed=100,
+    reader_seconds=2.4,
+)
+# One of each kind: the others differ in numbers only.
+ALIKE = ("push-10-one", "push-100-one", "push-100-many", "sql-100-many", "work-1")
+WORKLOADS = [each for each in all_of(TINY) if each.name not in ALIKE]
+
+
+@pytest.fixture(scope="module")
+def bench(server: Server) -> Iterator[Bench]:
+    """A run on the server of the tests, without peers."""
+    stage = Stage(server.admin_url)
+    try:
+        broker = Broker(stage.migrate(OURS), {})
+        try:
+            stage.migrate(FLOOR)
+            yield Bench(stage, broker, TINY, None)
+        finally:
+            broker.stop()
+    finally:
+        stage.clear()
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each.name)
+def test_a_workload_runs_to_its_end(bench: Bench, workload: object) -> None:
+    candidates = workload.candidates(bench)  # type: ignore[attr-defined]
+    # The floor with several connections is the floor with one.
+    chosen = {each.name.partition(", ")[0]: each for each in candidates}
+    for name, samples in rounds(list(chosen.values()), 1).items():
+        assert len(samples) == 1, f"{name} failed"
+        assert samples[0].rate > 0, name
+        assert samples[0].errors == {}, name
+
+
+def test_the_path_is_sampled_beside_an_old_snapshot(bench: Bench) -> None:
+    result = endurance.reader(bench, 200)
+    assert len(result["samples"]) == len(result["tables"]) == endurance.INTERVALS
+    assert all(sample["rate"] > 0 for sample in result["samples"])
+    assert {"messages", "ready", "cursors"} <= {each["name"] for each in result["tables"][-1]}
