@@ -34,7 +34,7 @@ def endure(bench: Bench, rate: int, seconds: float) -> dict[str, Any]:
                 bench.stage,
                 OURS,
                 loads,
-                warm=1,
+                warm=bench.profile.warm,
                 seconds=seconds / INTERVALS,
                 count=[1],
                 brokers=[bench.broker],

@@ -419,9 +419,10 @@ def grow(bench: Bench, queue: str, count: int) -> None:
     )
     bench.stage.execute("vacuum analyze queen.partitions, queen.messages", OURS)
     workers = {"kind": "work", "queue": queue, "batch": 1000, "width": 64, "clients": 8}
+    seconds = bench.profile.warm + bench.profile.seconds
     # Everything that waits is consumed, so that cursors and hints exist for all partitions.
     for _ in range(600):
-        if bench.run(http(bench.broker, **workers), 10)["count"] == 0:
+        if bench.run(http(bench.broker, **workers), seconds)["count"] == 0:
             break
 
 
