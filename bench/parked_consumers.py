@@ -44,7 +44,9 @@ class Place(NamedTuple):
         path = f"/api/v1/pop/queue/{quote(self.queue, safe='')}"
         if self.partition is not None:
             path += f"/partition/{quote(self.partition, safe='')}"
-        return f"{path}?wait=true&timeout={TIMEOUT_MS}&batch=1&consumerGroup={self.group}"
+        return (
+            f"{path}?wait=true&timeout={TIMEOUT_MS}&batch=1&autoAck=true&consumerGroup={self.group}"
+        )
 
 
 WAYS: dict[str, Callable[[int], Place]] = {
