@@ -2,6 +2,7 @@
 FROM python:3.13-slim
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
+COPY bench bench
 COPY migrations migrations
 COPY queen_pg queen_pg
 RUN pip install --no-cache-dir . && useradd --system queen

@@ -65,3 +65,11 @@ def test_the_wheel_takes_the_migrations_and_the_benchmark_along() -> None:
     assert wheel["force-include"] == {
         folder: f"queen_pg/{folder}" for folder in ("migrations", "bench")
     }
+
+
+def test_the_image_is_built_from_all_that_the_wheel_takes() -> None:
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", "README.md", "LICENSE"}
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}
+    assert needed <= copied
