@@ -171,9 +171,13 @@ async def _first_answer(
 
 
 @click.command()
-@click.option("--rounds", default=3, show_default=True, help="How often each mode is measured.")
+@click.option(
+    "--rounds", default=3, show_default=True, help="How often each mode is measured; 0: not."
+)
 @click.option("--seconds", default=5.0, show_default=True, help="How long each time.")
-@click.option("--failovers", "kills", default=20, show_default=True, help="How many to time.")
+@click.option(
+    "--failovers", "kills", default=20, show_default=True, help="How many to time; 0: none."
+)
 def main(rounds: int, seconds: float, kills: int) -> None:
     """Measure what followers cost, and how long a failover takes."""
 
@@ -181,8 +185,12 @@ def main(rounds: int, seconds: float, kills: int) -> None:
         with three(durable=True) as nodes:
             await build(nodes)
             with Broker(nodes.url) as first, Broker(nodes.url) as second:
-                await cost(nodes, first, rounds, seconds)
-                await failovers(nodes, [first, second], kills)
+                if rounds:
+                    await cost(nodes, first, rounds, seconds)
+                else:
+                    await enter(nodes, 2, 1)
+                if kills:
+                    await failovers(nodes, [first, second], kills)
 
     asyncio.run(run())
 
