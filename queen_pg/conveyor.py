@@ -42,8 +42,9 @@ from queen_pg.errors import (
 )
 from queen_pg.telemetry import CONVEYOR_BATCH, CONVEYOR_WAIT, logger
 
-# What one transaction takes: more would keep those who wait for the next one waiting.
-BATCH_ITEMS_MAX = 1000
+# What one transaction takes: more would keep those who wait for the next one waiting, and while the
+# database works on all that there is, this process has nothing to prepare.
+BATCH_ITEMS_MAX = 400
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 # Each partition costs predicate locks, of which the server may allow fewer (`start`).
 PARTITIONS_MAX = 500
@@ -55,7 +56,7 @@ WAITING_BYTES_MAX = 256 * 1024 * 1024
 # Where the last transaction was shared, a lane waits a moment before the next, for as long as more
 # keeps coming: the database is often faster than calls arrive, and would be given few at a time.
 SHARED_PARTS = 4
-FULL_PARTS = 32
+FULL_ITEMS = 32
 LULL_SECONDS = 0.0005
 LINGER_SECONDS = 0.003
 # A step that is under way ends at its deadline by itself, and then it is known what became of it.
@@ -153,11 +154,18 @@ class _Belt:
             return
         until = asyncio.get_running_loop().time() + LINGER_SECONDS
         before = 0
-        while before < len(self.waiting) < FULL_PARTS:
+        while before < len(self.waiting) and not self._full():
             before = len(self.waiting)
             await asyncio.sleep(LULL_SECONDS)
             if asyncio.get_running_loop().time() >= until:
                 break
+
+    def _full(self) -> bool:
+        """Whether what waits is worth a commit as it is."""
+        return (
+            len(self.waiting) >= FULL_ITEMS
+            or sum(len(part.items) for part in self.waiting) >= FULL_ITEMS
+        )
 
     def next_batch(self, partitions_max: int, busy: set[int]) -> list[_Part]:
         """Take the parts that go next: of one tenant, within the bounds of a transaction.
