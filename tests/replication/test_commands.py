@@ -193,6 +193,27 @@ async def test_a_dry_run_shows_the_statements_and_changes_nothing(nodes: Nodes) 
     assert await fingerprint(nodes) == before
 
 
+async def test_a_dry_run_of_rejoin_leaves_the_old_primary_as_it_is(nodes: Nodes) -> None:
+    old = await leader_name(nodes)
+    nodes[old].kill()
+    async with nodes.cluster() as cluster:
+        await promote.promote(cluster, None, accept_loss=False)
+    nodes[old].start()
+    kept = (
+        "select (select count(*) from pg_namespace where nspname ~ '^queen'),"
+        " (select count(*) from pg_subscription), (select count(*) from queen.messages)"
+    )
+    async with at(nodes[old].admin_url) as connection:
+        before = await connection.fetchrow(kept)
+        host, port = nodes[old].address
+        code, text = await run(nodes, "replica", "rejoin", f"{host}:{port}", "--dry-run")
+        assert code == 0, text
+        assert "rename to" in text
+        assert "create subscription" in text
+        assert PASSWORD not in text
+        assert await connection.fetchrow(kept) == before
+
+
 async def fingerprint(nodes: Nodes) -> list[str]:
     """Return what administrators' commands may change on every node, as text."""
     found = []

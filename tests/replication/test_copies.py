@@ -223,8 +223,15 @@ async def test_a_backup_of_a_follower_serves_too(source: Server) -> None:
     with copy_of(source) as copy:
         copy.back_up()
         copy.start()
-        await restored(copy.admin_url)
+        role = "select role from queen.epoch"
+        said: list[str] = []
+        settings = Settings(pg_url=copy.admin_url, pg_admin_url=copy.admin_url)
+        async with Cluster(settings, said.append, dry=True) as cluster:
+            await restore.restored(cluster, None)
         async with at(copy.url) as connection:
+            assert any("queen._begin(13)" in line for line in said)
+            assert await connection.fetchval(role) == "follower"
+            await restored(copy.admin_url)
             await connection.execute("select queen.push('orders', '2')")
             row = await connection.fetchrow("select number, role, node from queen.epoch")
         assert tuple(row) == (13, "primary", None)

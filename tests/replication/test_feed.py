@@ -238,12 +238,20 @@ async def test_tail_as_a_command(reader: asyncpg.Connection, server: Server) -> 
     await feed.create(reader, SLOT)
     await reader.execute("select queen.push('q', '1')")
     url = await url_of(reader, server)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "queen_pg", "log", "tail", "--slot", SLOT, "--no-follow",
-        cwd=Path(__file__).parents[2],
-        env={"QUEEN_PG_URL": url, "PATH": ""},
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    assert json.loads(output)["pushes"][0]["payload"] == 1
+
+    async def log(*arguments: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "queen_pg", "log", *arguments,
+            cwd=Path(__file__).parents[2],
+            env={"QUEEN_PG_URL": url, "PATH": ""},
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        output, _ = await process.communicate()
+        assert process.returncode == 0
+        return output.decode()
+
+    printed = await log("tail", "--slot", SLOT, "--no-follow")
+    assert json.loads(printed)["pushes"][0]["payload"] == 1
+    assert "read by nobody" in await log("slots")
+    await log("drop", SLOT)
+    assert await log("slots") == ""
