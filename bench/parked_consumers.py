@@ -24,7 +24,7 @@ TIMEOUT_MS = 60_000
 # At most so many connections are opened at once.
 OPENING = 200
 # A new group is looked after for a while; then nothing is left to do for it.
-SETTLE_SECONDS = 5.0
+SETTLE_SECONDS = 15.0
 ANSWER_SECONDS = 10.0
 PUSHES = 20
 

@@ -82,7 +82,9 @@ class _Lines:
 
     def __init__(self) -> None:
         self._all: dict[Source, _Line] = {}
-        self._of_queue: defaultdict[tuple[int, str], set[_Line]] = defaultdict(set)
+        # By queue, and there by partition; None for those that read all of it.
+        self._of_queue: defaultdict[tuple[int, str], defaultdict[str | None, set[_Line]]]
+        self._of_queue = defaultdict(lambda: defaultdict(set))
         self._of_group: defaultdict[int, set[_Line]] = defaultdict(set)
 
     def __iter__(self) -> Iterator[_Line]:
@@ -93,16 +95,19 @@ class _Lines:
         line = self._all.get(source)
         if line is None:
             line = self._all[source] = _Line(source)
-            self._of_queue[source.tenant, source.queue].add(line)
+            self._of_queue[source.tenant, source.queue][source.partition].add(line)
         return line
 
     def close(self, line: _Line) -> None:
         """Forget a line in which nobody stands."""
         self.move(line, None)
         if self._all.pop(line.source, None) is not None:
-            queue = (line.source.tenant, line.source.queue)
-            self._of_queue[queue].discard(line)
-            if not self._of_queue[queue]:
+            queue, partition = (line.source.tenant, line.source.queue), line.source.partition
+            lines = self._of_queue[queue]
+            lines[partition].discard(line)
+            if not lines[partition]:
+                del lines[partition]
+            if not lines:
                 del self._of_queue[queue]
 
     def move(self, line: _Line, group_id: int | None) -> None:
@@ -118,8 +123,24 @@ class _Lines:
         line.group_id = group_id
 
     def of_queue(self, tenant: int, queue: str) -> list[_Line]:
-        """Return the lines at a queue."""
-        return list(self._of_queue.get((tenant, queue), ()))
+        """Return the lines that read all of a queue."""
+        return list(self._by_partition(tenant, queue).get(None, ()))
+
+    def of_partition(self, tenant: int, queue: str, partition: str) -> list[_Line]:
+        """Return the lines at one partition."""
+        return list(self._by_partition(tenant, queue).get(partition, ()))
+
+    def of_partitions(self, tenant: int, queue: str) -> list[_Line]:
+        """Return the lines at the single partitions of a queue."""
+        return [
+            line
+            for partition, lines in self._by_partition(tenant, queue).items()
+            if partition is not None
+            for line in lines
+        ]
+
+    def _by_partition(self, tenant: int, queue: str) -> Mapping[str | None, set[_Line]]:
+        return self._of_queue.get((tenant, queue)) or {}
 
     def of_group(self, group_id: int) -> list[_Line]:
         """Return the lines of a group."""
@@ -140,6 +161,8 @@ class Waiters:
         self._pace = Pace()
         self._poller: asyncio.Task[None] | None = None
         self._returning: set[asyncio.Task[None]] = set()
+        self._suspected: set[_Line] = set()
+        self._looking: asyncio.Task[None] | None = None
         self._closing = False
         self._troubled = False
 
@@ -163,13 +186,28 @@ class Waiters:
     def pushed(self, tenant: int, queues: Iterable[str], *, heard: bool = False) -> None:
         """Serve those who wait for these queues: something was pushed to them.
 
-        Unless another process has said so (`heard`), the others are told.
+        Unless another process has said so (`heard`), the others are told. Who waits for a single
+        partition is served if it holds something.
         """
         names = set(queues)
         if self.others is not None and not heard:
             self.others.tell_pushed(tenant, names)
         for queue in names:
             for line in self._lines.of_queue(tenant, queue):
+                self._wake(line)
+            self._suspect(self._lines.of_partitions(tenant, queue))
+
+    def pushed_to(self, tenant: int, partitions: Iterable[tuple[str, str]]) -> None:
+        """Do the same for who pushed, and so knows the partitions, each by its queue and name."""
+        places = set(partitions)
+        names = {queue for queue, _ in places}
+        if self.others is not None:
+            self.others.tell_pushed(tenant, names)
+        for queue in names:
+            for line in self._lines.of_queue(tenant, queue):
+                self._wake(line)
+        for queue, partition in places:
+            for line in self._lines.of_partition(tenant, queue, partition):
                 self._wake(line)
 
     def freed(self, group_ids: Iterable[int], *, heard: bool = False) -> None:
@@ -178,12 +216,18 @@ class Waiters:
         if self.others is not None and not heard:
             self.others.tell_freed(ids)
         for group_id in ids:
-            for line in self._lines.of_group(group_id):
-                self._wake(line)
+            lines = self._lines.of_group(group_id)
+            for line in lines:
+                if line.source.partition is None:
+                    self._wake(line)
+            self._suspect([line for line in lines if line.source.partition is not None])
 
     def deleted(self, tenant: int, queue: str) -> None:
         """Answer those who wait for this queue empty: it is gone (data-plane 9.6)."""
-        for line in self._lines.of_queue(tenant, queue):
+        for line in (
+            *self._lines.of_queue(tenant, queue),
+            *self._lines.of_partitions(tenant, queue),
+        ):
             self._dismiss(line)
 
     def settled(self, lease_ids: Iterable[str]) -> None:
@@ -195,8 +239,9 @@ class Waiters:
     async def close(self) -> None:
         """Answer every waiting pop empty, and end."""
         self._closing = True
-        if self._poller is not None:
-            self._poller.cancel()
+        for task in (self._poller, self._looking):
+            if task is not None:
+                task.cancel()
         for line in self._lines:
             if line.task is not None:
                 with contextlib.suppress(asyncio.CancelledError, QueenError):
@@ -405,6 +450,22 @@ class Waiters:
             for line in queues:
                 if line.group_id is None or line.seeding:
                     self._wake(line)
+
+    def _suspect(self, lines: Iterable[_Line]) -> None:
+        """Look soon whether there is something for these lines of single partitions."""
+        self._suspected.update(lines)
+        if self._suspected and self._looking is None and not self._closing:
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        """Wake the lines that are suspected rightly; all of them are one question."""
+        try:
+            while self._suspected:
+                suspected, self._suspected = self._suspected, set()
+                with contextlib.suppress(QueenError, Signal):
+                    await self._look_at_partitions(list(suspected))
+        finally:
+            self._looking = None
 
     async def _look_at_groups(self, lines: Mapping[int, _Line]) -> None:
         """Wake the lines of groups that have something ready, or will before the next poll."""

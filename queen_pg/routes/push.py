@@ -47,10 +47,10 @@ async def push(request: wire.AnyRequest) -> ASGIResponse:
         items, counts = _json_items(body), False
     tenant = wire.tenant(request)
     results = await wire.conveyor(request).push(tenant, items, wire.deadline())
-    wire.waiters(request).pushed(
+    wire.waiters(request).pushed_to(
         tenant,
         {
-            item.queue
+            (item.queue, item.partition)
             for item, result in zip(items, results, strict=True)
             if result.status == "queued"
         },

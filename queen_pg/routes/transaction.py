@@ -150,7 +150,7 @@ async def transaction(request: wire.AnyRequest) -> ASGIResponse:
     if not verdict.success:
         return _rolled_back(str(transaction_id), call, verdict)
     waiters = wire.waiters(request)
-    waiters.pushed(tenant, {item.queue for item in call.items})
+    waiters.pushed_to(tenant, {(item.queue, item.partition) for item in call.items})
     waiters.freed(verdict.woken)
     waiters.settled(released(call.acks, verdict.acks))
     if any(operation["op"] != "cancel" for operation in call.timers):

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import asyncpg
 import pytest
 
-from queen_pg.broker.pop import PopAnswer
+from queen_pg.broker import pop
+from queen_pg.broker.pop import PopAnswer, Served
 from queen_pg.errors import Conflict, Internal
 from queen_pg.wakeup import ROUND_MAX
 from tests.support.process import Process, messages, offsets
@@ -300,3 +301,49 @@ async def test_a_pop_is_told_when_it_fails_for_a_reason_that_nobody_thought_of(
     monkeypatch.setattr(one.db, "read", broken)
     with pytest.raises(Internal):
         await soon(one.pop("mail"))
+
+
+@pytest.mark.parametrize("woken_by", ["push", "another process's push", "ack"])
+async def test_only_the_pop_whose_partition_got_something_is_served(
+    one: Process, monkeypatch: pytest.MonkeyPatch, woken_by: str
+) -> None:
+    """However many wait for single partitions of the queue, a message costs one of them a round."""
+    partitions = [f"p-{number}" for number in range(100)]
+    await one.push([one.item("mail", partition) for partition in partitions])
+    answers = [
+        await one.pop("mail", partition=partition, consumer_group="g") for partition in partitions
+    ]
+    for answer in answers[1:]:
+        await one.ack(answer)
+    waiting = {
+        partition: await parked(one, "mail", partition=partition, consumer_group="g")
+        for partition in partitions
+    }
+    served: list[str | None] = []
+    serve = pop.serve
+
+    async def noting(*arguments: Any, **more: Any) -> Served:
+        served.append(arguments[1].partition)
+        return await serve(*arguments, **more)
+
+    monkeypatch.setattr(pop, "serve", noting)
+    item = one.item("mail", "p-0")
+    if woken_by == "push":
+        await one.ack(answers[0])
+        await one.settled()
+        served.clear()
+        await one.push([item])
+    elif woken_by == "ack":
+        await one.push([item])
+        await one.settled()
+        served.clear()
+        await one.ack(answers[0])
+    else:
+        await one.ack(answers[0])
+        await one.settled()
+        served.clear()
+        await one.conveyor.push(1, [item], one.deadline())
+        one.waiters.pushed(1, ["mail"], heard=True)
+    assert offsets(await soon(waiting.pop("p-0"))) == [1]
+    assert set(served) == {"p-0"}
+    assert not any(task.done() for task in waiting.values())

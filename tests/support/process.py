@@ -62,11 +62,11 @@ class Process:
         """Push, and wake who waits here, as the route does."""
         results = await self.conveyor.push(TENANT, items, self.deadline())
         queued = {
-            item.queue
+            (item.queue, item.partition)
             for item, result in zip(items, results, strict=True)
             if result.status == "queued"
         }
-        self.waiters.pushed(TENANT, queued)
+        self.waiters.pushed_to(TENANT, queued)
         return results
 
     async def push_one(
@@ -86,7 +86,9 @@ class Process:
     async def settled(self) -> None:
         """Return once no pop is being served: those that are left wait."""
         await asyncio.sleep(0)
-        while any(line.task is not None for line in self.waiters._lines):
+        while self.waiters._looking is not None or any(
+            line.task is not None for line in self.waiters._lines
+        ):
             await asyncio.sleep(0.001)
 
     async def ack(
