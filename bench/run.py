@@ -170,7 +170,7 @@ def measure(
         broker_cpu=broker_cpu and broker_cpu / max(done, 1),
         load_cpu=sum(result["cpu"] for result in results) / max(everything, 1),
         retried=retried,
-        errors=+errors,
+        errors=dict(+errors),
         counted=counted | {"done": done},
     )
 

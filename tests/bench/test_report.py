@@ -33,7 +33,7 @@ def results() -> Results:
         "Push of 100",
         "messages/s",
         {
-            "us": [sample(50), sample(70), sample(60)],
+            "us": [Sample(rate=50, errors={"push 503": 2}), sample(70), sample(60)],
             "floor, 1 connection": [sample(60)],
             "floor, 2 connections": [sample(80)],
             "pgmq": [],

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from bench import endurance
+from bench.results import Results, merged
 from bench.run import rounds
 from bench.stage import Broker, Stage
-from bench.workloads import FLOOR, OURS, QUICK, Bench, all_of
+from bench.workloads import FLOOR, OURS, QUICK, Bench, Workload, all_of
 from tests.support.server import Server
 
 TINY = replace(
@@ -45,11 +46,15 @@ def bench(server: Server) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each.name)
-def test_a_workload_runs_to_its_end(bench: Bench, workload: object) -> None:
-    candidates = workload.candidates(bench)  # type: ignore[attr-defined]
+def test_a_workload_runs_to_its_end(bench: Bench, workload: Workload) -> None:
+    candidates = workload.candidates(bench)
     # The floor with several connections is the floor with one.
     chosen = {each.name.partition(", ")[0]: each for each in candidates}
-    for name, samples in rounds(list(chosen.values()), 1).items():
+    measured = rounds(list(chosen.values()), 1)
+    results = Results({})
+    results.add(workload.name, workload.title, workload.unit, measured)
+    assert merged([results.dump()]) == results
+    for name, samples in measured.items():
         assert len(samples) == 1, f"{name} failed"
         assert samples[0].rate > 0, name
         if name == OURS:
