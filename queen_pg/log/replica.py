@@ -399,7 +399,12 @@ async def rejoin(cluster: Cluster, address: Address, name: str | None = None) ->
             f"what {node.name} had, and perhaps nobody else, is in its schema {aside};"
             " drop it once you have looked"
         )
-        if not cluster.dry:
+        if cluster.dry:
+            # What is shown next is for the node as it would be then.
+            node.facts = msgspec.structs.replace(
+                node.facts, installed=False, publishes=False, published=[], subscription=None
+            )
+        else:
             await node.look()
     await add(cluster, address, Naming(name))
 

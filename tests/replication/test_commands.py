@@ -195,6 +195,8 @@ async def test_a_dry_run_shows_the_statements_and_changes_nothing(nodes: Nodes) 
 
 async def test_a_dry_run_of_rejoin_leaves_the_old_primary_as_it_is(nodes: Nodes) -> None:
     old = await leader_name(nodes)
+    async with at(nodes[old].url) as connection:
+        await connection.execute("select queen.push('kept', '1')")
     nodes[old].kill()
     async with nodes.cluster() as cluster:
         await promote.promote(cluster, None, accept_loss=False)
