@@ -21,7 +21,8 @@ TINY = replace(
     rates=(200,),
     partition_counts=(20,),
     parked=10,
-    backlog=2000,
+    # More than is consumed before the end.
+    backlog=30_000,
     delayed=100,
     reader_seconds=2.4,
 )
