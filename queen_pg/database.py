@@ -216,7 +216,8 @@ class Database:
         while True:
             wait = FOLLOW_SECONDS if self._watch.several or not settled else None
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._doubted.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._doubted.wait()
                 # Whoever has noticed is not alone, and one look a second is enough.
                 await asyncio.sleep(0 if settled else FOLLOW_SECONDS)
             self._doubted.clear()
@@ -323,7 +324,8 @@ class _Reign:
         self._over = True
         for pool in (self.steps, self.reads):
             try:
-                await asyncio.wait_for(pool.close(), CONNECT_SECONDS)
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await pool.close()
             except TimeoutError:
                 pool.terminate()
 

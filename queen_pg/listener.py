@@ -134,7 +134,8 @@ class Listener:
                     await connection.fetch(sql.read("reads/tell"), CHANNEL, messages)
             await asyncio.sleep(COALESCE_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), max(here - clock(), 0))
+                async with asyncio.timeout(max(here - clock(), 0)):
+                    await self._due.wait()
             self._due.clear()
             if connection.is_closed():
                 raise ConnectionResetError("the connection was lost")

@@ -89,9 +89,8 @@ class Scheduler:
             self._woken.clear()
             pause = await self._guarded("timers", self.fire_due)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(
-                    self._woken.wait(), TROUBLE_SECONDS if pause is None else pause
-                )
+                async with asyncio.timeout(TROUBLE_SECONDS if pause is None else pause):
+                    await self._woken.wait()
 
     async def fire_due(self) -> float:
         """Fire one batch of due timers; return the seconds until there may be more to do.

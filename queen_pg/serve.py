@@ -128,7 +128,8 @@ async def _prepare_one(url: str, settings: Settings, stop: asyncio.Event) -> str
                 _log.warning("database.awaited", database=without_password(url), error=str(error))
                 warned = True
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 1)
+                async with asyncio.timeout(1):
+                    await stop.wait()
         except (asyncpg.PostgresError, migrate.NewerDatabase) as error:
             raise ServeError(str(error)) from error
     return ""
@@ -210,7 +211,8 @@ async def _watch_workers(
             if not waiting:
                 ready()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), WATCH_SECONDS)
+            async with asyncio.timeout(WATCH_SECONDS):
+                await stop.wait()
     for process in processes:
         process.terminate()
     for process in processes:

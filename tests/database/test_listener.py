@@ -13,7 +13,7 @@ from queen_pg.broker.pop import PopRequest
 from queen_pg.broker.push import PushItem, push
 from queen_pg.config import Settings
 from queen_pg.database import Database
-from queen_pg.listener import Listener
+from queen_pg.listener import HERE, Listener
 from queen_pg.wakeup import Waiters
 
 LISTENING = (
@@ -71,6 +71,19 @@ async def test_one_broker_tells_another_and_not_itself(
     assert sorted(other.queues) == [(1, 'a/b"ü'), (1, "orders")]
     assert other.groups == [7]
     assert itself.queues == []
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_listener_that_is_about_to_speak_can_be_stopped(database: str, turns: int) -> None:
+    """Whatever step it is at between being told and speaking, it ends."""
+    listener = Listener(Settings(pg_url=database), Heard())
+    listener.start()
+    await asyncio.sleep(0.2)
+    listener._say(HERE)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await listener.stop()
 
 
 async def test_a_broker_that_is_alone_says_nothing(database: str) -> None:

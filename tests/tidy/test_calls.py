@@ -1,4 +1,4 @@
-"""Python and SQL use the same words: every function that Python calls is there."""
+"""Calls that are made rightly: of SQL functions that are there, and of nothing that swallows."""
 
 import re
 from pathlib import Path
@@ -19,3 +19,9 @@ def test_every_function_that_python_calls_is_defined() -> None:
     defined = {name for stem in sql.MANIFEST for name in DEFINITION.findall(sql.read(stem))}
     assert len(called) > 20, "the pattern finds the calls"
     assert called <= defined, sorted(called - defined)
+
+
+def test_nothing_waits_in_a_way_that_loses_a_cancellation() -> None:
+    """`asyncio.wait_for` of Python 3.11 may swallow one, and then its task never ends."""
+    waiting = [path for path in PACKAGE.rglob("*.py") if "wait_for(" in path.read_text("utf-8")]
+    assert waiting == []
