@@ -310,10 +310,12 @@ def _of(table: str, tenant_id: int) -> str:
 
 # Numbers that come next are beyond those that have arrived.
 AFTER_ARRIVAL = """
-select setval(pg_get_serial_sequence('queen.queues', 'id'), max(id)) from queen.queues;
-select setval(pg_get_serial_sequence('queen.partitions', 'id'), max(id)) from queen.partitions;
-select setval(pg_get_serial_sequence('queen.consumer_groups', 'id'), max(id))
-from queen.consumer_groups;
+select setval('queen.queues_id_seq', greatest(max(t.id), s.last_value))
+from queen.queues t cross join queen.queues_id_seq s group by s.last_value;
+select setval('queen.partitions_id_seq', greatest(max(t.id), s.last_value))
+from queen.partitions t cross join queen.partitions_id_seq s group by s.last_value;
+select setval('queen.consumer_groups_id_seq', greatest(max(t.id), s.last_value))
+from queen.consumer_groups t cross join queen.consumer_groups_id_seq s group by s.last_value;
 select setval('queen.kv_version', greatest(max(k.version), s.last_value))
 from queen.kv k cross join queen.kv_version s group by s.last_value
 """

@@ -80,9 +80,10 @@ $$;
 
 comment on function queen._follow(bigint, text) is 'Be a follower in an epoch, under a name.';
 
--- Sequences are not replicated. They move past every value that a row shows, and then well past what only lost or
--- deleted rows have shown: a client may still hold such an id or version. The versions of an epoch are numbers of
--- their own: 2^40 writes fit in each, and 2^53, which JSON's numbers end at, is 8,192 promotions away.
+-- Sequences are not replicated. They move past every value that a row shows, and past what only lost or deleted rows
+-- have shown: a broker or a client may still hold such an id or version, and it must never come to mean another thing.
+-- So each epoch has numbers of its own: 2^40 of them, and 2^53, which JSON's numbers end at, is 8,192 promotions away.
+-- Tenants, of which there are few, have 2^16. The margin is for rows that came from a group of later epochs.
 create or replace function queen._lead(number bigint, node text) returns void
 language plpgsql as $$
 begin
@@ -90,11 +91,14 @@ begin
     set number = _lead.number, role = 'primary', fenced_by = null, node = _lead.node, changed_at = clock_timestamp()
     where e.sole;
 
-    perform setval(pg_get_serial_sequence('queen.tenants', 'id'), (select coalesce(max(t.id), 0) + 1000 from queen.tenants t));
-    perform setval(pg_get_serial_sequence('queen.queues', 'id'), (select coalesce(max(q.id), 0) + 1000000 from queen.queues q));
-    perform setval(pg_get_serial_sequence('queen.partitions', 'id'), (select coalesce(max(p.id), 0) + 1000000 from queen.partitions p));
+    perform setval(pg_get_serial_sequence('queen.tenants', 'id'),
+                   greatest((select max(t.id) + 1000 from queen.tenants t), _lead.number << 16));
+    perform setval(pg_get_serial_sequence('queen.queues', 'id'),
+                   greatest((select max(q.id) + 1000000 from queen.queues q), _lead.number << 40));
+    perform setval(pg_get_serial_sequence('queen.partitions', 'id'),
+                   greatest((select max(p.id) + 1000000 from queen.partitions p), _lead.number << 40));
     perform setval(pg_get_serial_sequence('queen.consumer_groups', 'id'),
-                   (select coalesce(max(g.id), 0) + 1000000 from queen.consumer_groups g));
+                   greatest((select max(g.id) + 1000000 from queen.consumer_groups g), _lead.number << 40));
     perform setval('queen.kv_version', greatest((select s.last_value from queen.kv_version s), _lead.number << 40));
 
     -- Transactions are numbered by each server for itself (pop.sql).

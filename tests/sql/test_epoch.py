@@ -84,6 +84,27 @@ async def test_leading_moves_every_sequence_past_what_the_rows_show(
     assert await conn.fetchval("select role from queen.epoch") == "primary"
 
 
+async def test_no_epoch_gives_out_an_id_that_another_gave(conn: asyncpg.Connection) -> None:
+    """Not even where every row is gone that bore one: brokers remember the ids of partitions."""
+    given: list[int] = []
+    for epoch in range(2, 5):
+        await conn.execute("select queen._lead($1, 'b')", epoch)
+        await conn.execute("select queen.push('orders', '1', 'p')")
+        given += [
+            row["id"]
+            for table in ("queues", "partitions")
+            for row in await conn.fetch(f"select id from queen.{table}")
+        ]
+        await conn.execute("select queen.pop('orders', 'g', subscription_mode => 'all')")
+        given += [row["id"] for row in await conn.fetch("select id from queen.consumer_groups")]
+        await conn.execute(
+            "truncate queen.messages, queen.cursors, queen.ready, queen.partitions,"
+            " queen.consumer_groups, queen.queues cascade"
+        )
+    # Of each epoch a queue, a partition and a group.
+    assert sorted(each >> 40 for each in given) == [2] * 3 + [3] * 3 + [4] * 3
+
+
 async def test_leading_twice_in_an_epoch_moves_nothing_twice(conn: asyncpg.Connection) -> None:
     await conn.execute("select queen._lead(2, 'b')")
     first = await conn.fetchval("select last_value from queen.partitions_id_seq")
