@@ -11,7 +11,13 @@ from tests.faults.checkers import CHECKERS
 from tests.faults.history import History
 from tests.faults.workloads import WORKLOADS
 from tests.replication.conftest import at
-from tests.replication.test_failover import ROUNDS, followers, leader_name, promoted
+from tests.replication.test_failover import (
+    FOLLOW_SECONDS,
+    ROUNDS,
+    followers,
+    leader_name,
+    promoted,
+)
 from tests.support.broker import Broker
 from tests.support.nodes import Nodes
 
@@ -32,6 +38,13 @@ async def clear(connection: asyncpg.Connection) -> None:
         "truncate queen.messages, queen.cursors, queen.ready, queen.dead_letters, queen.kv,"
         " queen.timers, queen.partitions, queen.consumer_groups, queen.queues"
     )
+
+
+async def follows(broker: Broker) -> None:
+    """Wait until a broker has come to the new primary."""
+    async with asyncio.timeout(FOLLOW_SECONDS):
+        while not await asyncio.to_thread(broker.healthy):
+            await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize(("workload", "seed"), ROUNDS_TO_PLAY)
@@ -56,6 +69,8 @@ async def test_a_failover_loses_nothing_that_was_answered(
             nodes[old].kill()
             new = await promoted(nodes)
         await running
+        for broker in brokers:
+            await follows(broker)
         async with at(nodes[new].url) as connection:
             await work.finish(connection)
     finally:
