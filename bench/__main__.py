@@ -138,4 +138,4 @@ def _commit() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="queen-pg bench")
