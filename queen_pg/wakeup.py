@@ -190,24 +190,24 @@ class Waiters:
         partition is served if it holds something.
         """
         names = set(queues)
-        if self.others is not None and not heard:
-            self.others.tell_pushed(tenant, names)
+        self._wake_queues(tenant, names, heard=heard)
         for queue in names:
-            for line in self._lines.of_queue(tenant, queue):
-                self._wake(line)
             self._suspect(self._lines.of_partitions(tenant, queue))
 
     def pushed_to(self, tenant: int, partitions: Iterable[tuple[str, str]]) -> None:
         """Do the same for who pushed, and so knows the partitions, each by its queue and name."""
         places = set(partitions)
-        names = {queue for queue, _ in places}
-        if self.others is not None:
-            self.others.tell_pushed(tenant, names)
-        for queue in names:
-            for line in self._lines.of_queue(tenant, queue):
-                self._wake(line)
+        self._wake_queues(tenant, {queue for queue, _ in places}, heard=False)
         for queue, partition in places:
             for line in self._lines.of_partition(tenant, queue, partition):
+                self._wake(line)
+
+    def _wake_queues(self, tenant: int, queues: set[str], *, heard: bool) -> None:
+        """Serve those who read all of these queues, and tell the others."""
+        if self.others is not None and not heard:
+            self.others.tell_pushed(tenant, queues)
+        for queue in queues:
+            for line in self._lines.of_queue(tenant, queue):
                 self._wake(line)
 
     def freed(self, group_ids: Iterable[int], *, heard: bool = False) -> None:
