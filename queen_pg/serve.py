@@ -15,10 +15,8 @@ from multiprocessing.synchronize import Semaphore
 
 import asyncpg
 import msgspec
+import uvicorn
 import uvloop
-from granian.constants import Interfaces
-from granian.log import LogLevels
-from granian.server.embed import Server
 
 from queen_pg import __version__, migrate
 from queen_pg.app import create_app, drain
@@ -28,17 +26,14 @@ from queen_pg.leader import require_leader
 from queen_pg.telemetry import configure_logging, logger
 
 BACKLOG = 1024
-# A parked pop is a request in flight; the server must not refuse connections for their number.
-REQUESTS_MAX = 100_000
+# Longer than clients and proxies keep an idle connection, so that they close it and not we: a
+# request that crosses our closing would fail.
+KEEP_ALIVE_SECONDS = 75
 # A little more than the longest deadline on the wire.
-DRAIN_SECONDS = 65.0
+DRAIN_SECONDS = 65
 DATABASE_WAIT_SECONDS = 30.0
 WATCH_SECONDS = 0.25
 REVIVE_SECONDS = 5.0
-# Granian's own lines join ours, from errors on.
-GRANIAN_LOGGING = {
-    "loggers": {"_granian": {"propagate": True}, "granian.access": {"propagate": False}}
-}
 
 _log = logger("serve")
 
@@ -153,41 +148,51 @@ async def _work(settings: Settings, ready: Callable[[], None], stop: asyncio.Eve
     """Serve HTTP until told to stop; then answer what is in flight."""
     app = create_app(settings)
     async with app.lifespan():
-        server = Server(
-            app,
-            address=settings.host,
-            port=settings.port,
-            interface=Interfaces.ASGINL,
-            websockets=False,
-            backlog=BACKLOG,
-            backpressure=REQUESTS_MAX,
-            log_level=LogLevels.error,
-            log_dictconfig=GRANIAN_LOGGING,
+        server = _Server(
+            uvicorn.Config(
+                app,
+                interface="asgi3",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=DRAIN_SECONDS,
+            )
         )
-        serving = asyncio.create_task(server.serve())
-        await _listening(settings, serving)
+        serving = asyncio.create_task(server.serve([_listening(settings)]))
         ready()
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if serving.done():
+            serving.result()
             raise ServeError("the HTTP server ended by itself")
         _log.info("stopping", url=_http_url(settings))
         await drain(app)
-        server.stop()
-        await asyncio.wait([serving], timeout=DRAIN_SECONDS)
+        server.should_exit = True
+        await serving
 
 
-async def _listening(settings: Settings, serving: asyncio.Task[None]) -> None:
-    while not serving.done():
-        try:
-            _, writer = await asyncio.open_connection(_reachable(settings.host), settings.port)
-        except OSError:
-            await asyncio.sleep(0.005)
-            continue
-        writer.close()
-        return
-    serving.result()
+class _Server(uvicorn.Server):
+    """The HTTP server, which leaves the process's signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listening(settings: Settings) -> socket.socket:
+    """Return a socket that listens where the settings say; worker processes share the port."""
+    listening = socket.socket(_family(settings.host))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listening.bind((settings.host, settings.port))
+    listening.listen(BACKLOG)
+    return listening
 
 
 async def _watch_workers(
@@ -260,8 +265,7 @@ def _claimed_port(settings: Settings) -> int:
 
     Workers share the port by SO_REUSEPORT, so a second broker would silently share it too.
     """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family) as probe:
+    with socket.socket(_family(settings.host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((settings.host, settings.port))
@@ -275,8 +279,8 @@ def _claimed_port(settings: Settings) -> int:
         return port
 
 
-def _reachable(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _http_url(settings: Settings) -> str:

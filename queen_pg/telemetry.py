@@ -84,7 +84,7 @@ def configure_logging(level: str, *, json: bool) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # Their chatter at info says nothing that our own lines do not.
-    for name in ("alembic", "httpx", "asyncio", "_granian", "granian"):
+    for name in ("alembic", "httpx", "asyncio", "uvicorn"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     # Its pool warns with a traceback for each attempt while a database is away.
     logging.getLogger("asyncpg").setLevel(logging.ERROR)

