@@ -99,9 +99,10 @@ class _Lines:
         return line
 
     def close(self, line: _Line) -> None:
-        """Forget a line in which nobody stands."""
+        """Forget a line in which nobody stands; a wake that comes late may close it once more."""
         self.move(line, None)
-        if self._all.pop(line.source, None) is not None:
+        if self._all.get(line.source) is line:
+            del self._all[line.source]
             queue, partition = (line.source.tenant, line.source.queue), line.source.partition
             lines = self._of_queue[queue]
             lines[partition].discard(line)

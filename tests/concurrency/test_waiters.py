@@ -106,6 +106,21 @@ async def test_a_lease_that_runs_out_wakes_a_pop_of_its_partition(one: Process) 
     assert messages(answer) == messages(first)
 
 
+async def test_a_wake_that_comes_late_leaves_those_alone_who_came_after(
+    one: Process, other: Process
+) -> None:
+    """The end of a delay wakes the line that the poll saw, and its pops may have left meanwhile."""
+    first = await parked(one, "mail", consumer_group="g")
+    [line] = one.waiters._lines
+    first.cancel()
+    await asyncio.wait([first])
+    second = await parked(one, "mail", consumer_group="g")
+    one.waiters._wake(line)
+    await one.settled()
+    await other.push([other.item("mail", "p")])
+    assert offsets(await soon(second)) == [0]
+
+
 async def test_an_ack_of_another_process_wakes(one: Process, other: Process) -> None:
     await other.push([other.item("mail", "p") for _ in range(3)])
     answer = await other.pop("mail", batch=1)
