@@ -1,9 +1,8 @@
-"""Waiting consumers: who waits for which queue and group, and what wakes them.
+"""Waiting consumers: how they are served, and what wakes them.
 
-Pops of one source (a group on a queue, or on one partition) stand in one line. A line serves
-its pops in rounds, one round at a time, oldest pop first: whatever arrives during a round goes
-together into the next, so pops share their transactions. A pop that waits and gets nothing
-stays in line, holding no connection.
+A line serves its pops in rounds, one round at a time, oldest pop first: whatever arrives during a
+round goes together into the next, so pops share their transactions. A pop that waits and gets
+nothing stays in line, holding no connection.
 
 A line is served when a pop joins it, when this process commits something for it, and when the poll
 finds something ready: the poll asks for all lines at once, and alone guarantees progress.
@@ -11,12 +10,9 @@ finds something ready: the poll asks for all lines at once, and alone guarantees
 
 import asyncio
 import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
-
-import msgspec
 
 from queen_pg.broker import lease, pop
 from queen_pg.broker.ack import QUEUE_MODE
@@ -28,6 +24,7 @@ from queen_pg.broker.pop import Claim, Demand, PopAnswer, PopRequest, Source, Su
 from queen_pg.config import Settings
 from queen_pg.database import Database
 from queen_pg.errors import Internal, QueenError, Signal, Unavailable
+from queen_pg.lines import Line, Lines, Waiter
 from queen_pg.telemetry import logger
 
 POLL_SECONDS = 0.5
@@ -41,32 +38,6 @@ ROUND_MAX = 64
 _log = logger("wakeup")
 
 
-class _Waiter(msgspec.Struct, eq=False):
-    """One pop in line."""
-
-    demand: Demand
-    answer: asyncio.Future[PopAnswer]
-    gone: Callable[[], bool]
-    wait: bool
-    autopilot: bool
-    served: bool = False
-    entered: bool = False
-
-
-class _Line:
-    """The pops of one source, and the task that serves them."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.waiters: list[_Waiter] = []
-        self.group: pop.Group | None = None
-        self.group_id: int | None = None
-        self.conflation: bool | None = None
-        self.seeding = False
-        self.task: asyncio.Task[None] | None = None
-        self.due = False
-
-
 class Others(Protocol):
     """The other processes that serve pops of this database."""
 
@@ -75,77 +46,6 @@ class Others(Protocol):
 
     def tell_freed(self, group_ids: Iterable[int]) -> None:
         """These groups can claim something again."""
-
-
-class _Lines:
-    """All lines, to be found by what wakes them."""
-
-    def __init__(self) -> None:
-        self._all: dict[Source, _Line] = {}
-        # By queue, and there by partition; None for those that read all of it.
-        self._of_queue: defaultdict[tuple[int, str], defaultdict[str | None, set[_Line]]]
-        self._of_queue = defaultdict(lambda: defaultdict(set))
-        self._of_group: defaultdict[int, set[_Line]] = defaultdict(set)
-
-    def __iter__(self) -> Iterator[_Line]:
-        return iter(list(self._all.values()))
-
-    def open(self, source: Source) -> _Line:
-        """Return the line of a source."""
-        line = self._all.get(source)
-        if line is None:
-            line = self._all[source] = _Line(source)
-            self._of_queue[source.tenant, source.queue][source.partition].add(line)
-        return line
-
-    def close(self, line: _Line) -> None:
-        """Forget a line in which nobody stands; a wake that comes late may close it once more."""
-        self.move(line, None)
-        if self._all.get(line.source) is line:
-            del self._all[line.source]
-            queue, partition = (line.source.tenant, line.source.queue), line.source.partition
-            lines = self._of_queue[queue]
-            lines[partition].discard(line)
-            if not lines[partition]:
-                del lines[partition]
-            if not lines:
-                del self._of_queue[queue]
-
-    def move(self, line: _Line, group_id: int | None) -> None:
-        """Note the id of the group that a line's pops are for."""
-        if group_id == line.group_id:
-            return
-        if line.group_id is not None:
-            self._of_group[line.group_id].discard(line)
-            if not self._of_group[line.group_id]:
-                del self._of_group[line.group_id]
-        if group_id is not None:
-            self._of_group[group_id].add(line)
-        line.group_id = group_id
-
-    def of_queue(self, tenant: int, queue: str) -> list[_Line]:
-        """Return the lines that read all of a queue."""
-        return list(self._by_partition(tenant, queue).get(None, ()))
-
-    def of_partition(self, tenant: int, queue: str, partition: str) -> list[_Line]:
-        """Return the lines at one partition."""
-        return list(self._by_partition(tenant, queue).get(partition, ()))
-
-    def of_partitions(self, tenant: int, queue: str) -> list[_Line]:
-        """Return the lines at the single partitions of a queue."""
-        return [
-            line
-            for partition, lines in self._by_partition(tenant, queue).items()
-            if partition is not None
-            for line in lines
-        ]
-
-    def _by_partition(self, tenant: int, queue: str) -> Mapping[str | None, set[_Line]]:
-        return self._of_queue.get((tenant, queue)) or {}
-
-    def of_group(self, group_id: int) -> list[_Line]:
-        """Return the lines of a group."""
-        return list(self._of_group.get(group_id, ()))
 
 
 class Waiters:
@@ -158,11 +58,11 @@ class Waiters:
     def __init__(self, db: Database, settings: Settings) -> None:
         self._db = db
         self._default_mode = settings.default_subscription_mode
-        self._lines = _Lines()
+        self._lines = Lines()
         self._pace = Pace()
         self._poller: asyncio.Task[None] | None = None
         self._returning: set[asyncio.Task[None]] = set()
-        self._suspected: set[_Line] = set()
+        self._suspected: set[Line] = set()
         self._looking: asyncio.Task[None] | None = None
         self._closing = False
         self._troubled = False
@@ -279,7 +179,7 @@ class Waiters:
     ) -> PopAnswer:
         loop = asyncio.get_running_loop()
         line = self._lines.open(source)
-        waiter = _Waiter(
+        waiter = Waiter(
             demand=demand,
             answer=loop.create_future(),
             gone=gone,
@@ -304,7 +204,7 @@ class Waiters:
             timer.cancel()
             self._leave(line, waiter)
 
-    def _abandon(self, line: _Line, waiter: _Waiter) -> None:
+    def _abandon(self, line: Line, waiter: Waiter) -> None:
         """Give back what a pop was answered that did not live to hear it."""
         answer = waiter.answer
         if answer.done() and not answer.cancelled() and answer.exception() is None:
@@ -313,29 +213,29 @@ class Waiters:
             self._returning.add(task)
             task.add_done_callback(self._returning.discard)
 
-    def _expire(self, line: _Line, waiter: _Waiter) -> None:
+    def _expire(self, line: Line, waiter: Waiter) -> None:
         """The time to wait is over; a pop that is being served gets its answer from the round."""
         waiter.wait = False
         if not waiter.served:
             _answer(line, waiter, [])
 
-    def _leave(self, line: _Line, waiter: _Waiter) -> None:
+    def _leave(self, line: Line, waiter: Waiter) -> None:
         if waiter in line.waiters:
             line.waiters.remove(waiter)
         if not line.waiters and line.task is None:
             self._lines.close(line)
 
-    def _dismiss(self, line: _Line) -> None:
+    def _dismiss(self, line: Line) -> None:
         """Answer everybody in a line empty."""
         for waiter in line.waiters:
             _answer(line, waiter, [])
 
-    def _wake(self, line: _Line) -> None:
+    def _wake(self, line: Line) -> None:
         line.due = True
         if line.task is None and not self._closing:
             line.task = asyncio.get_running_loop().create_task(self._serve(line))
 
-    async def _serve(self, line: _Line) -> None:
+    async def _serve(self, line: Line) -> None:
         try:
             while line.due and line.waiters:
                 line.due = False
@@ -345,7 +245,7 @@ class Waiters:
             if not line.waiters:
                 self._lines.close(line)
 
-    async def _round(self, line: _Line) -> None:
+    async def _round(self, line: Line) -> None:
         """Serve a line once, and answer those who got something or do not wait."""
         for waiter in line.waiters:
             if waiter.gone():
@@ -409,7 +309,7 @@ class Waiters:
                 if not waiter.wait:
                     _answer(line, waiter, [])
 
-    def _failed(self, line: _Line, waiters: list[_Waiter], error: QueenError) -> None:
+    def _failed(self, line: Line, waiters: list[Waiter], error: QueenError) -> None:
         """Those who wait keep waiting while the database is away; the others are told."""
         if not self._troubled:
             _log.warning(
@@ -452,7 +352,7 @@ class Waiters:
                 if line.group_id is None or line.seeding:
                     self._wake(line)
 
-    def _suspect(self, lines: Iterable[_Line]) -> None:
+    def _suspect(self, lines: Iterable[Line]) -> None:
         """Look soon whether there is something for these lines of single partitions."""
         self._suspected.update(lines)
         if self._suspected and self._looking is None and not self._closing:
@@ -468,7 +368,7 @@ class Waiters:
         finally:
             self._looking = None
 
-    async def _look_at_groups(self, lines: Mapping[int, _Line]) -> None:
+    async def _look_at_groups(self, lines: Mapping[int, Line]) -> None:
         """Wake the lines of groups that have something ready, or will before the next poll."""
         loop = asyncio.get_running_loop()
         for row in await self._db.read(
@@ -482,7 +382,7 @@ class Waiters:
             else:
                 loop.call_later(row["wait_seconds"], self._wake, line)
 
-    async def _look_at_partitions(self, lines: Sequence[_Line]) -> None:
+    async def _look_at_partitions(self, lines: Sequence[Line]) -> None:
         """Wake the lines of single partitions that hold something their group may claim."""
         for row in await self._db.read(
             "_claimable",
@@ -546,7 +446,7 @@ class Waiters:
         )
 
 
-def _answer(line: _Line, waiter: _Waiter, claims: list[Claim]) -> None:
+def _answer(line: Line, waiter: Waiter, claims: list[Claim]) -> None:
     if waiter.answer.done():
         return
     demand = waiter.demand

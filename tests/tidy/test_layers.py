@@ -15,6 +15,7 @@ FLOORS = (
     {"leader"},
     {"database", "embedded", "migrate"},
     {"broker"},
+    {"lines"},
     {"conveyor", "listener", "log", "scheduler", "wakeup"},
     {"group"},
     {"routes"},
