@@ -53,6 +53,8 @@ PASSED_MAX = 256
 # What may wait; a call beyond it is refused before it is taken in (data-plane 1-5, `overloaded`).
 WAITING_ITEMS_MAX = 100_000
 WAITING_BYTES_MAX = 256 * 1024 * 1024
+# What a waiting item takes besides its payload, roughly.
+ITEM_BYTES = 200
 # Where the last transaction was shared, a lane waits a moment before the next, for as long as more
 # keeps coming: the database is often faster than calls arrive, and would be given few at a time.
 SHARED_PARTS = 4
@@ -455,7 +457,7 @@ class Conveyor:
                     consumer_group=consumer_group,
                     items=chosen,
                     partitions=share.partitions,
-                    bytes=sum(map(_size, chosen)),
+                    bytes=_size(kind, chosen),
                     deadline=deadline,
                     since=now,
                     answer=loop.create_future(),
@@ -547,6 +549,7 @@ def _fill(results: list[Any], shares: Sequence[_Share], answers: Sequence[Sequen
             results[place] = result
 
 
-def _size(item: PushItem | AckItem | Span) -> int:
-    """What an item keeps in memory while it waits, roughly, in bytes."""
-    return 200 + (len(item.payload) if isinstance(item, PushItem) else 0)
+def _size(kind: str, items: Sequence[Any]) -> int:
+    """What items keep in memory while they wait, roughly, in bytes."""
+    size = ITEM_BYTES * len(items)
+    return size + sum(len(item.payload) for item in items) if kind == "push" else size

@@ -32,6 +32,9 @@ def check_transaction_id(field: str, transaction_id: str) -> str:
 
 def check_names(queue: str, *others: str) -> None:
     """Raise NameTooLong when a queue's name and the longest other name are over their budget."""
+    # A character has four bytes at most, and most names are far from the limit.
+    if len(queue) + max(map(len, others), default=0) <= (NAMES_BYTES_MAX - TENANT_BYTES) // 4:
+        return
     longest = max((len(name.encode()) for name in others), default=0)
     over = TENANT_BYTES + len(queue.encode()) + longest - NAMES_BYTES_MAX
     if over > 0:

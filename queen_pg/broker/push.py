@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -10,6 +10,8 @@ import msgspec
 from queen_pg.broker.partition import PartitionName, resolve
 from queen_pg.database import Database, Repeat
 from queen_pg.errors import DuplicateMessage
+
+T = TypeVar("T")
 
 # What one push may append to one partition, in bytes of ids and payloads (data-plane 12).
 APPEND_MAX_BYTES = 96 * 1024 * 1024
@@ -87,10 +89,10 @@ class Batch:
                 "group_partition": [partition for _, partition in order],
                 "group_partition_id": [ids.get(name) for name in order],
                 "item_group": [number for number, size in enumerate(sizes, 1) for _ in range(size)],
-                "item_message_id": [item.message_id for item in items],
+                "item_message_id": _column([item.message_id for item in items]),
                 "item_transaction_id": [item.transaction_id for item in items],
-                "item_trace_id": [item.trace_id for item in items],
-                "item_producer_sub": [item.producer_sub for item in items],
+                "item_trace_id": _column([item.trace_id for item in items]),
+                "item_producer_sub": _column([item.producer_sub for item in items]),
                 "item_payload": [str(item.payload, "utf-8") for item in items],
                 **self._appends(order),
             },
@@ -157,7 +159,7 @@ class Arrays(msgspec.Struct, frozen=True):
     def appended(self, row: Mapping[str, Any]) -> list[PushResult]:
         """Return the results of queen._append: ids as queen._appended_id makes them."""
         results: list[Any] = [None] * len(self.places)
-        message_ids = self.arguments["item_message_id"]
+        message_ids = self.arguments["item_message_id"] or [None] * len(self.places)
         transaction_ids = self.arguments["item_transaction_id"]
         tail = row["tail"]
         item = 0
@@ -241,6 +243,11 @@ async def _push_all(
             return await attempt()
 
     return await db.retry("push", deadline, attempt, repeat=repeat(db, tenant, items, deadline))
+
+
+def _column(values: list[T | None]) -> list[T | None] | None:
+    """Return a column as it is sent: rarely given ones have nothing to send, mostly."""
+    return None if all(value is None for value in values) else values
 
 
 def _size(item: PushItem) -> int:
