@@ -49,6 +49,12 @@ STOP_SECONDS = 60.0
 START_ATTEMPTS = 5
 POLL_SECONDS = 0.02
 
+# After a checkpoint the first change of a page writes all of it to the log, so over many partitions
+# rare checkpoints are cheap ones. The log that lies between two of them takes a share of the disk,
+# and more than the bound would make a start after a crash long.
+WAL_DISK_PARTS = 20
+WAL_MB_MIN, WAL_MB_MAX = 1024, 4096
+
 # max_pred_locks_*: with the defaults, a batch over many partitions locks the whole table and aborts
 # its neighbours (measured: 63 % of batches over 100 partitions retried, none with these).
 SETTINGS = """\
@@ -57,6 +63,7 @@ port = {port}
 unix_socket_directories = '{socket_folder}'
 unix_socket_permissions = 0700
 max_connections = 100
+max_wal_size = {wal_mb}MB
 wal_level = logical
 max_slot_wal_keep_size = 8GB
 max_pred_locks_per_transaction = 2048
@@ -249,6 +256,7 @@ class EmbeddedServer:
                 SETTINGS.format(
                     port=port,
                     socket_folder=_quoted(socket_folder),
+                    wal_mb=_wal_mb(shutil.disk_usage(cluster).total),
                     durable="on" if self._durable else "off",
                 )
             )
@@ -455,6 +463,11 @@ def _socket_folder(cluster: Path, account: pwd.struct_passwd | None) -> Path:
         ):
             raise EmbeddedError(f"{short} exists and is not a closed folder of ours") from None
     return short
+
+
+def _wal_mb(disk: int) -> int:
+    """Return how far the log may grow between checkpoints on a disk of so many bytes."""
+    return max(WAL_MB_MIN, min(disk // WAL_DISK_PARTS // 1024**2, WAL_MB_MAX))
 
 
 def _quoted(folder: Path) -> str:

@@ -70,6 +70,18 @@ async def test_it_runs_with_the_settings_that_steps_want(folder: Path) -> None:
         }
 
 
+@pytest.mark.parametrize(("disk", "wal"), [(8, 1024), (40, 2048), (1000, 4096)])
+def test_the_log_takes_a_share_of_the_disk_within_bounds(disk: int, wal: int) -> None:
+    assert embedded._wal_mb(disk * 1024**3) == wal
+
+
+async def test_the_log_may_grow_as_the_disk_allows(folder: Path) -> None:
+    with EmbeddedServer(folder, durable=False) as server:
+        expected = embedded._wal_mb(shutil.disk_usage(folder).total)
+        shown = "select setting::bigint from pg_settings where name = 'max_wal_size'"
+        assert await value(server.url, shown) == expected
+
+
 async def test_the_broker_is_no_superuser_and_loopback_asks_for_the_password(
     folder: Path,
 ) -> None:
