@@ -1,6 +1,7 @@
 """The step: acks, pushes, positions, KV writes and timers as one transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import asyncpg
@@ -32,6 +33,9 @@ ROLLED_BACK = {
     "queue_not_found": "a position names a queue that does not exist; the transaction was rolled"
     " back",
 }
+
+Alone = Callable[[Collection[int], float], AbstractAsyncContextManager[None]]
+"""Waits, until a deadline, to be the only one of this process at some partitions."""
 
 
 class TransactionAck(AckItem, frozen=True):
@@ -94,36 +98,44 @@ async def commit(
     *,
     ids: PartitionIds | None = None,
     deliveries: Deliveries | None = None,
+    alone: Alone = lambda *_: nullcontext(),
 ) -> Verdict:
     """Carry out a step, all or nothing; a verdict against it is a result, not an error.
 
     Names and transaction ids are resolved before the step begins: they never change, and a step
     that looked them up would read index pages into which others insert. `ids` and `deliveries` are
     what this process remembers of them. The first run is optimistic; what it cannot judge is judged
-    carefully by a second.
+    carefully by a second. Both are `alone` at the partitions of the pushes and acks, as far as they
+    are known; what is tried again later lets go of them until then.
     """
     ids = ids or PartitionIds(db)
     batch = Batch(transaction.items)
+    acked = {item.partition_id for item in transaction.acks}
     careful = False
 
     async def attempt() -> Verdict:
-        nonlocal careful
+        known = await ids.resolve(tenant, batch.names, deadline)
+        arrays = batch.lay_out(known)
+        common = None
+        if not careful:
+            common = await _common_acks(db, tenant, transaction, deadline, deliveries)
         try:
-            arrays = batch.lay_out(await ids.resolve(tenant, batch.names, deadline))
-            common = not careful and await _common_acks(
-                db, tenant, transaction, deadline, deliveries
-            )
-            if common:
-                return await _transact(db, tenant, transaction, arrays, common, deadline)
-            return await _judge(db, tenant, transaction, arrays, deadline, careful=careful)
-        except (DuplicateMessage, Refused):
-            if careful:
-                raise
-            careful = True
-            return await attempt()
+            async with alone({*known.values(), *acked}, deadline):
+                return await run(arrays, common)
         except Stale:
             ids.forget(tenant, batch.names)
             raise
+
+    async def run(arrays: Arrays, common: _Common | None) -> Verdict:
+        nonlocal careful
+        if not careful:
+            try:
+                if common:
+                    return await _transact(db, tenant, transaction, arrays, common, deadline)
+                return await _judge(db, tenant, transaction, arrays, deadline, careful=False)
+            except (DuplicateMessage, Refused):
+                careful = True
+        return await _judge(db, tenant, transaction, arrays, deadline, careful=True)
 
     again = repeat(db, tenant, transaction.items, deadline, _tells)
     return await db.retry("transaction", deadline, attempt, repeat=again)

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from queen_pg.broker.transaction import Transaction
+from queen_pg.database import LOCK_WAIT_MS
 from tests.support.process import Process, messages
 
 T = TypeVar("T")
@@ -117,6 +118,25 @@ async def test_a_transaction_waits_for_an_application_and_goes_through(
     await application.execute(PUSH)
     step = asyncio.create_task(one.commit(Transaction(items=[one.item("mail", "a")])))
     await asyncio.sleep(0.6)
+    assert not step.done()
+    await application.execute("commit")
+    assert (await soon(step)).success
+
+
+async def test_a_step_that_waits_for_an_application_lets_others_at_its_other_partitions(
+    one: Process, application: asyncpg.Connection
+) -> None:
+    for partition in "abc":
+        await one.push_one("mail", partition)
+    await application.execute(PUSH)
+    step = asyncio.create_task(
+        one.commit(Transaction(items=[one.item("mail", partition) for partition in "ab"]))
+    )
+    for _ in range(3):
+        await soon(one.push_one("mail", "b"))
+        assert (await soon(one.commit(Transaction(items=[one.item("mail", "b")])))).success
+        assert (await soon(one.commit(Transaction(items=[one.item("mail", "c")])))).success
+        await asyncio.sleep(LOCK_WAIT_MS / 1000)
     assert not step.done()
     await application.execute("commit")
     assert (await soon(step)).success

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from queen_pg.broker import lease, queue, transaction
+from queen_pg.broker import lease, queue
 from queen_pg.broker.ack import QUEUE_MODE, Acked, AckItem, AckStatus
 from queen_pg.broker.delivery import Deliveries
 from queen_pg.broker.lease import Extension
@@ -127,7 +127,7 @@ class Process:
 
     async def commit(self, one: Transaction) -> Verdict:
         """Carry out a transaction, and wake who waits here, as the route does."""
-        verdict = await transaction.commit(self.db, TENANT, one, self.deadline())
+        verdict = await self.conveyor.commit(TENANT, one, self.deadline())
         if verdict.success:
             self.waiters.pushed(TENANT, {item.queue for item in one.items})
             self.waiters.freed(verdict.woken)

@@ -13,7 +13,7 @@ FLOORS = (
     {"client", "config", "errors", "frames", "telemetry"},
     {"limits", "sql"},
     {"leader"},
-    {"database", "embedded", "migrate"},
+    {"database", "embedded", "lanes", "migrate"},
     {"broker"},
     {"lines"},
     {"conveyor", "listener", "log", "scheduler", "wakeup"},
