@@ -94,19 +94,23 @@ begin
     into place, released
     from moved m;
 
-    -- A cursor that still holds its lease keeps its hint: the lease's expiry.
-    with hinted as (
-        insert into queen.ready (group_id, partition_id, ready_at, next_offset)
-        select _complete.group_id[u.place], _complete.partition_id[u.place], 'infinity', _complete.last_offset[u.place] + 1
-        from unnest(place, released) u (place, released)
-        where u.released
-        order by 1, 2
-        on conflict (group_id, partition_id) do update
-        set lease_id = null,
-            ready_at = case when ready.next_offset > excluded.next_offset then v_now else 'infinity' end
-        returning group_id, ready_at
-    )
-    select coalesce(array_agg(distinct h.group_id), '{}') into woken from hinted h where h.ready_at < 'infinity';
+    -- A cursor that still holds its lease keeps its hint: the lease's expiry. Where all do, as in most transactions,
+    -- there is nothing to write, and a statement that writes nothing costs as much as a small one.
+    woken := '{}';
+    if true = any(released) then
+        with hinted as (
+            insert into queen.ready (group_id, partition_id, ready_at, next_offset)
+            select _complete.group_id[u.place], _complete.partition_id[u.place], 'infinity', _complete.last_offset[u.place] + 1
+            from unnest(place, released) u (place, released)
+            where u.released
+            order by 1, 2
+            on conflict (group_id, partition_id) do update
+            set lease_id = null,
+                ready_at = case when ready.next_offset > excluded.next_offset then v_now else 'infinity' end
+            returning group_id, ready_at
+        )
+        select coalesce(array_agg(distinct h.group_id), '{}') into woken from hinted h where h.ready_at < 'infinity';
+    end if;
 end;
 $$;
 

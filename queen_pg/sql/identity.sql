@@ -4,10 +4,11 @@
 --
 -- 48 bits of milliseconds | version | 12 bits for the microseconds | variant, 22 bits of place | 40 random bits
 
+-- One expression, and not declared immutable, which `extract` is not: so it becomes part of whatever calls it.
 create or replace function queen._uuid_v7_head(moment timestamptz) returns text
-language sql immutable parallel safe as $$
-    select lpad(to_hex(us / 1000), 12, '0') || '7' || lpad(to_hex(us % 1000), 3, '0')
-    from (select (extract(epoch from _uuid_v7_head.moment) * 1000000)::bigint as us) u;
+language sql stable parallel safe as $$
+    select lpad(to_hex((extract(epoch from _uuid_v7_head.moment) * 1000000)::bigint / 1000), 12, '0') || '7'
+        || lpad(to_hex((extract(epoch from _uuid_v7_head.moment) * 1000000)::bigint % 1000), 3, '0');
 $$;
 
 comment on function queen._uuid_v7_head(timestamptz) is 'The first 16 digits of the ids of a moment.';

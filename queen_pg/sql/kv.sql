@@ -18,8 +18,9 @@ $$;
 comment on function queen._kv_live(timestamptz, timestamptz) is
     'Whether a row with this expiry, null for never, is alive at the moment; at its expiry it is dead.';
 
+-- Not declared immutable, which the sum of a moment and an interval is not: so it becomes part of whatever calls it.
 create or replace function queen._kv_expiry(ttl_seconds numeric, moment timestamptz) returns timestamptz
-language sql immutable parallel safe as $$
+language sql stable parallel safe as $$
     -- The end of what a timestamp can hold lies a little behind this number of seconds. The planner may work out the interval
     -- before the condition is judged, so it must be one in either case.
     select case when extract(epoch from moment) + ttl_seconds < 9200000000000
@@ -224,8 +225,8 @@ declare
     v_op text := _kv_apply.operation->>'op';
     v_blind boolean := not _kv_apply.careful
         and (v_op in ('put', 'putIfAbsent') or v_op = 'incr' and queen._kv_refusal(_kv_apply.operation, 0, null) is null);
-    v_created boolean;
     v_held record;
+    v_done record;
 begin
     loop
         if not v_blind then
@@ -247,13 +248,14 @@ begin
             when 'delete' then
                 null;
             when 'incr' then
-                select i.version, i.value into version, value
-                from queen._kv_incr(_kv_apply.tenant, _kv_apply.operation, _kv_apply.moment) i;
+                v_done := queen._kv_incr(_kv_apply.tenant, _kv_apply.operation, _kv_apply.moment);
+                version := v_done.version;
+                value := v_done.value;
             else
                 value := (_kv_apply.operation->>'value')::json;
-                select p.version, p.created into version, v_created
-                from queen._kv_put(_kv_apply.tenant, _kv_apply.operation, _kv_apply.moment) p;
-                if v_created and (_kv_apply.operation->>'expect')::bigint > 0 then
+                v_done := queen._kv_put(_kv_apply.tenant, _kv_apply.operation, _kv_apply.moment);
+                version := v_done.version;
+                if v_done.created and (_kv_apply.operation->>'expect')::bigint > 0 then
                     perform queen._fail('QU901', 'a put that expects a version met no row');
                 end if;
         end case;
@@ -271,8 +273,9 @@ $$;
 comment on function queen._kv_apply(integer, jsonb, timestamptz, boolean) is
     'Carry out one write or check: its version and value, or the reason why it lost and what is there instead.';
 
+-- Not declared immutable, which `json_build_object` is not: so it becomes part of whatever calls it.
 create or replace function queen._kv_element(operation jsonb, reason text, version bigint, value json) returns json
-language sql immutable parallel safe as $$
+language sql stable parallel safe as $$
     select case
         when reason is not null then json_build_object(
             'op', operation->>'op', 'applied', false, 'reason', reason, 'key', operation->>'key',
@@ -330,6 +333,7 @@ language plpgsql as $$
 #variable_conflict use_column
 declare
     v_row record;
+    v_done record;
     v_budget bigint := 4 * 1024 * 1024;
     v_bytes bigint;
 begin
@@ -340,8 +344,8 @@ begin
             from queen._kv_read(_kv_write.tenant, v_row.operation, _kv_write.moment, v_budget) r;
             v_budget := v_budget - v_bytes;
         else
-            select queen._kv_element(v_row.operation, a.reason, a.version, a.value) into result
-            from queen._kv_apply(_kv_write.tenant, v_row.operation, _kv_write.moment, _kv_write.careful) a;
+            v_done := queen._kv_apply(_kv_write.tenant, v_row.operation, _kv_write.moment, _kv_write.careful);
+            result := queen._kv_element(v_row.operation, v_done.reason, v_done.version, v_done.value);
         end if;
         return next;
     end loop;

@@ -1,9 +1,16 @@
 -- The kill switches: rows that a step reads by key, so that a paused surface refuses from the moment on which
 -- the switch was thrown. A switch without a row is on.
 
+-- In PL/pgSQL, which keeps the plan: before PostgreSQL 18 a function of SQL is planned anew by each statement that
+-- calls it, and one that reads a table cannot become part of its caller.
 create or replace function queen._switched_on(name text) returns boolean
-language sql stable parallel safe as $$
-    select coalesce((select s.enabled from queen.switches s where s.name = _switched_on.name), true);
+language plpgsql stable parallel safe as $$
+declare
+    v_enabled boolean;
+begin
+    select s.enabled into v_enabled from queen.switches s where s.name = _switched_on.name;
+    return v_enabled is not false;
+end;
 $$;
 
 comment on function queen._switched_on(text) is 'Whether a surface is open: kv, timers_schedule or timers_fire.';

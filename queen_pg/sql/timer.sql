@@ -6,9 +6,10 @@
 -- for a timer that somebody is changing. One step at a time fires a tenant's timers, so that those of one
 -- partition enter it in the order in which they fell due (step 3.4-5).
 
--- Moments that the wire's form cannot write are moved to the nearest one that it can.
+-- Moments that the wire's form cannot write are moved to the nearest one that it can. Not declared immutable, which the
+-- sum of a moment and an interval is not: so it becomes part of whatever calls it.
 create or replace function queen._timer_due_at(delay_ms numeric, moment timestamptz) returns timestamptz
-language sql immutable parallel safe as $$
+language sql stable parallel safe as $$
     -- The planner may work out the interval before the conditions are judged, so it must be one in any case.
     select case
         when extract(epoch from moment) + delay_ms / 1000 >= 253402300800 then timestamptz '9999-12-31 23:59:59.999999+00'

@@ -91,8 +91,7 @@ begin
     if jsonb_array_length(_switched_off.kv) > 0 and not queen._switched_on('kv') then
         return 'kv_disabled';
     end if;
-    if exists (select from jsonb_array_elements(_switched_off.timers) t where t ->> 'op' <> 'cancel')
-       and not queen._switched_on('timers_schedule') then
+    if jsonb_path_exists(_switched_off.timers, '$[*] ? (@.op != "cancel")') and not queen._switched_on('timers_schedule') then
         return 'timers_disabled';
     end if;
     return null;
