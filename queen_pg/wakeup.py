@@ -24,8 +24,8 @@ from queen_pg.broker.pop import Claim, Demand, PopAnswer, PopRequest, Source, Su
 from queen_pg.config import Settings
 from queen_pg.database import Database
 from queen_pg.errors import Internal, QueenError, Signal, Unavailable
-from queen_pg.lines import Line, Lines, Waiter
 from queen_pg.telemetry import logger
+from queen_pg.waiting import Line, Lines, Waiter
 
 POLL_SECONDS = 0.5
 # The answer to a pop must arrive before its deadline: stop claiming this much earlier.

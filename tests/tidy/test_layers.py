@@ -15,7 +15,7 @@ FLOORS = (
     {"leader"},
     {"database", "embedded", "lanes", "migrate"},
     {"broker"},
-    {"lines"},
+    {"waiting"},
     {"conveyor", "listener", "log", "scheduler", "wakeup"},
     {"group"},
     {"routes"},

@@ -1,4 +1,4 @@
-"""The lines in which pops wait, and how they are found by what wakes them.
+"""Waiting pops: the lines in which they stand, and how these are found by what wakes them.
 
 Pops of one source, a group on a queue or on one partition of it, stand in one line. A line is there
 for as long as somebody stands in it or it is being served.
