@@ -273,7 +273,8 @@ def _processor_seconds(process: int, *, children: bool = False) -> float:
     """Return the processor time of a process, of its ended children too where that is asked."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
+        # It has ended: before its file was opened, or since.
         return 0.0
     return sum(map(int, fields[11:15] if children else fields[11:13])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,11 +1,13 @@
 """Every workload of the bench runs to its end, for us and for the floor: very small, very short."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bench import endurance
+from bench import endurance, stage
 from bench.results import Results, merged
 from bench.run import rounds
 from bench.stage import Broker, Stage
@@ -68,3 +70,17 @@ def test_the_path_is_sampled_beside_an_old_snapshot(bench: Bench) -> None:
     assert len(result["samples"]) == len(result["tables"]) == endurance.INTERVALS
     assert all(sample["rate"] > 0 for sample in result["samples"])
     assert {"messages", "ready", "cursors"} <= {each["name"] for each in result["tables"][-1]}
+
+
+def test_a_process_that_ends_while_it_is_looked_at_has_used_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its file can be opened, and no longer read."""
+
+    def ended(_: Path) -> str:
+        raise ProcessLookupError
+
+    own = os.getpid()
+    assert stage._processor_seconds(own) > 0
+    monkeypatch.setattr(Path, "read_text", ended)
+    assert stage._processor_seconds(own) == 0
