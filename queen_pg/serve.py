@@ -159,6 +159,7 @@ async def _work(settings: Settings, ready: Callable[[], None], stop: asyncio.Eve
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=DRAIN_SECONDS,
             )
