@@ -21,7 +21,7 @@ from queen_pg.broker import ack as acks
 from queen_pg.broker.ack import Acked, AckItem
 from queen_pg.broker.claim import Span, claim
 from queen_pg.broker.delivery import Deliveries
-from queen_pg.broker.partition import PartitionIds, PartitionName
+from queen_pg.broker.partition import PartitionIds
 from queen_pg.broker.push import Batch, PushItem, PushResult, repeat
 from queen_pg.broker.transaction import Transaction, Verdict, commit
 from queen_pg.config import Settings
@@ -76,7 +76,7 @@ class Conveyor:
         """Append every message that is not a duplicate; return a result for each, in order."""
         batch = Batch(items)
         refused = batch.too_large()
-        ids = await self._resolve(tenant, batch.names, deadline)
+        ids = await self._ids.ensure(tenant, batch.names, deadline)
         shares = self._divide(
             (ids[name], places) for name, places in batch.groups() if places[0] not in refused
         )
@@ -134,21 +134,6 @@ class Conveyor:
             share.partitions.append(partition_id)
         return shares
 
-    async def _resolve(
-        self, tenant: int, names: Sequence[PartitionName], deadline: float
-    ) -> dict[PartitionName, int]:
-        ids: dict[PartitionName, int] = {}
-        unknown: list[PartitionName] = []
-        for name in names:
-            found = self._ids.known(tenant, name)
-            if found is None:
-                unknown.append(name)
-            else:
-                ids[name] = found
-        if unknown:
-            ids |= await self._ids.ensure(tenant, unknown, deadline)
-        return ids
-
     async def _send(
         self,
         kind: str,
@@ -200,7 +185,7 @@ class Conveyor:
 
         async def attempt() -> list[PushResult]:
             nonlocal careful
-            ids = await self._resolve(tenant, batch.names, deadline)
+            ids = await self._ids.ensure(tenant, batch.names, deadline)
             arrays = batch.lay_out(ids)
             try:
                 return await arrays.store(self._db, tenant, deadline, careful=careful)

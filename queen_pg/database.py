@@ -15,7 +15,7 @@ import random
 import secrets
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -67,10 +67,21 @@ STATEMENTS_PER_CONNECTION = 1024
 FIRST_PAUSE_SECONDS = 0.004
 LONGEST_PAUSE_SECONDS = 0.1
 
+# Of what an array may be that is sent in its text form.
+ELEMENTS = frozenset({"integer", "bigint", "uuid", "boolean"})
 WARNING = "01000"
 TRANSACTION_ID_INDEX = "messages_transaction_id_key"
 
 _log = logger("database")
+
+
+def array(values: Iterable[object]) -> str:
+    """Return numbers, UUIDs or truth values as an array's text form, None being a null.
+
+    It is the value of an argument named `name::type[]`. The driver examines each element of a list,
+    which takes it longer than all of this.
+    """
+    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
 class Repeat(msgspec.Struct, frozen=True):
@@ -120,7 +131,10 @@ class Database:
     async def read(
         self, function: str, /, *, deadline: float | None = None, **arguments: Any
     ) -> list[asyncpg.Record]:
-        """Call queen.<function> at READ COMMITTED and return its rows."""
+        """Call queen.<function> at READ COMMITTED and return its rows.
+
+        The arguments are the function's, or named `name::type[]` for what `array` returns.
+        """
         if deadline is None:
             deadline = asyncio.get_running_loop().time() + DEFAULT_DEADLINE_SECONDS
         return await self._call(False, "read_committed", function, deadline, arguments)
@@ -287,13 +301,25 @@ class Database:
         try:
             return self._texts[function, names]
         except KeyError:
-            if not all(name.isidentifier() for name in (function, *names)):
-                raise ValueError(
-                    f"not a name of a function or argument: {function} {names}"
-                ) from None
-            arguments = ", ".join(f"{name} => ${place}" for place, name in enumerate(names, 1))
-            text = f"select * from queen.{function}({arguments})"
-            return self._texts.setdefault((function, names), text)
+            return self._texts.setdefault((function, names), call_text(function, names))
+
+
+def call_text(function: str, names: Iterable[str]) -> str:
+    """Return the statement that calls queen.<function> with arguments so named, in their order.
+
+    Of an argument named `name::type[]` the array's text form is sent.
+    """
+    if not function.isidentifier():
+        raise ValueError(f"not a name of a function: {function}")
+    arguments = ", ".join(_argument(name, place) for place, name in enumerate(names, 1))
+    return f"select * from queen.{function}({arguments})"
+
+
+def _argument(name: str, place: int) -> str:
+    name, _, kind = name.partition("::")
+    if not name.isidentifier() or (kind and kind.removesuffix("[]") not in ELEMENTS):
+        raise ValueError(f"not a name of an argument: {name} {kind}")
+    return f"{name} => ${place}::text::{kind}" if kind else f"{name} => ${place}"
 
 
 class _Reign:

@@ -9,7 +9,7 @@ import asyncpg
 import msgspec
 
 from queen_pg.broker.delivery import Deliveries
-from queen_pg.database import Database, Repeat
+from queen_pg.database import Database, Repeat, array
 
 QUEUE_MODE = "__QUEUE_MODE__"
 
@@ -140,11 +140,14 @@ async def locate(
     return _completions(targets, located)
 
 
-def arguments(completions: Sequence["Completion"]) -> dict[str, list[Any]]:
+def arguments(completions: Sequence["Completion"]) -> dict[str, Any]:
     """Return the arguments of queen._complete."""
     return {
-        name: [getattr(each, name) for each in completions]
-        for name in ("partition_id", "group_id", "lease_id", "first_offset", "last_offset")
+        "partition_id::bigint[]": array([each.partition_id for each in completions]),
+        "group_id::bigint[]": array([each.group_id for each in completions]),
+        "lease_id": [each.lease_id for each in completions],
+        "first_offset::bigint[]": array([each.first_offset for each in completions]),
+        "last_offset::bigint[]": array([each.last_offset for each in completions]),
     }
 
 

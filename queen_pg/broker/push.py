@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from queen_pg.broker.partition import PartitionName, resolve
-from queen_pg.database import Database, Repeat
+from queen_pg.database import Database, Repeat, array
 from queen_pg.errors import DuplicateMessage
 
 T = TypeVar("T")
@@ -17,6 +17,7 @@ T = TypeVar("T")
 APPEND_MAX_BYTES = 96 * 1024 * 1024
 # What an id holds for the first message of an append: the UUID's variant, and place 1.
 FIRST_PLACE = 0x800001
+_BYTES_PER_CHARACTER = 4
 
 
 class PushItem(msgspec.Struct, frozen=True):
@@ -57,7 +58,7 @@ class Batch:
 
     def too_large(self) -> set[int]:
         """Return the places of the messages whose append would be over its limit."""
-        if sum(map(_size, self._items)) <= APPEND_MAX_BYTES:
+        if sum(map(_size_at_most, self._items)) <= APPEND_MAX_BYTES:
             return set()
         return {
             place
@@ -77,18 +78,26 @@ class Batch:
 
     def lay_out(self, ids: Mapping[PartitionName, int]) -> "Arrays":
         """Lay the arrays out, given the ids of the partitions that exist."""
-        order = sorted(self._groups, key=lambda name: (name not in ids, ids.get(name, 0), name))
-        sizes = [len(self._groups[group]) for group in order]
-        places = [place for group in order for place in self._groups[group]]
+        groups = self._groups
+        known = ids.keys() >= groups.keys()
+        if known:
+            order = sorted(groups, key=ids.__getitem__)
+        else:
+            order = sorted(groups, key=lambda name: (name not in ids, ids.get(name, 0), name))
+        sizes = [len(groups[group]) for group in order]
+        places = [place for group in order for place in groups[group]]
         items = [self._items[place] for place in places]
         return Arrays(
             places=places,
             sizes=sizes,
             arguments={
-                "group_queue": [queue for queue, _ in order],
-                "group_partition": [partition for _, partition in order],
-                "group_partition_id": [ids.get(name) for name in order],
-                "item_group": [number for number, size in enumerate(sizes, 1) for _ in range(size)],
+                # Names are for those to be created.
+                "group_queue": None if known else [queue for queue, _ in order],
+                "group_partition": None if known else [partition for _, partition in order],
+                "group_partition_id::bigint[]": array(map(ids.get, order)),
+                "item_group::integer[]": array(
+                    [number for number, size in enumerate(sizes, 1) for _ in range(size)]
+                ),
                 "item_message_id": _column([item.message_id for item in items]),
                 "item_transaction_id": [item.transaction_id for item in items],
                 "item_trace_id": _column([item.trace_id for item in items]),
@@ -98,9 +107,9 @@ class Batch:
             },
         )
 
-    def _appends(self, order: Iterable[PartitionName]) -> dict[str, list[int]]:
+    def _appends(self, order: Iterable[PartitionName]) -> dict[str, str]:
         """Number the appends of each group, for a batch in which some group holds several."""
-        if self._calls is None:
+        if self._calls is None or len(self._groups) == len(self._items):
             return {}
         numbers = []
         for group in order:
@@ -111,7 +120,7 @@ class Batch:
                 number += before is not None and call != before
                 before = call
                 numbers.append(number)
-        return {"item_append": numbers} if any(numbers) else {}
+        return {"item_append::integer[]": array(numbers)} if any(numbers) else {}
 
 
 class Arrays(msgspec.Struct, frozen=True):
@@ -136,11 +145,12 @@ class Arrays(msgspec.Struct, frozen=True):
         )
         return self.appended(row)
 
-    def extents(self) -> dict[str, list[int]]:
+    def extents(self) -> dict[str, str]:
         """Return where each group begins, and its size: what queen._append takes besides."""
+        first = itertools.accumulate(self.sizes, initial=1)
         return {
-            "group_first": list(itertools.accumulate(self.sizes, initial=1))[:-1],
-            "group_size": self.sizes,
+            "group_first::integer[]": array(itertools.islice(first, len(self.sizes))),
+            "group_size::integer[]": array(self.sizes),
         }
 
     def results(self, rows: Iterable[Mapping[str, Any]]) -> list[PushResult]:
@@ -159,24 +169,21 @@ class Arrays(msgspec.Struct, frozen=True):
     def appended(self, row: Mapping[str, Any]) -> list[PushResult]:
         """Return the results of queen._append: ids as queen._appended_id makes them."""
         results: list[Any] = [None] * len(self.places)
-        message_ids = self.arguments["item_message_id"] or [None] * len(self.places)
+        message_ids = self.arguments["item_message_id"]
         transaction_ids = self.arguments["item_transaction_id"]
         tail = row["tail"]
         item = 0
         for size, first, head in zip(self.sizes, row["first_offset"], row["head"], strict=True):
             start = f"{head[:8]}-{head[8:12]}-{head[12:]}-"
             for offset in range(first, first + size):
-                digits = f"{FIRST_PLACE + item:x}"
-                given = message_ids[item]
-                message_id = (
-                    f"{start}{digits[:4]}-{digits[4:]}{tail}" if given is None else str(given)
-                )
-                transaction_id = transaction_ids[item]
+                if message_ids is None or message_ids[item] is None:
+                    digits = f"{FIRST_PLACE + item:x}"
+                    message_id = f"{start}{digits[:4]}-{digits[4:]}{tail}"
+                else:
+                    message_id = str(message_ids[item])
+                given = transaction_ids[item]
                 results[self.places[item]] = PushResult(
-                    "queued",
-                    message_id,
-                    message_id if transaction_id is None else transaction_id,
-                    offset,
+                    "queued", message_id, message_id if given is None else given, offset
                 )
                 item += 1
         return results
@@ -252,3 +259,7 @@ def _column(values: list[T | None]) -> list[T | None] | None:
 
 def _size(item: PushItem) -> int:
     return len(item.payload) + len((item.transaction_id or "").encode())
+
+
+def _size_at_most(item: PushItem) -> int:
+    return len(item.payload) + _BYTES_PER_CHARACTER * len(item.transaction_id or "")

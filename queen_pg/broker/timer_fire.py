@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from queen_pg.broker.partition import PartitionIds
+from queen_pg.broker.partition import ensure
 from queen_pg.database import Database
 from queen_pg.errors import DuplicateMessage, QueenError, Stale, StorageFull, Unavailable
 
@@ -126,7 +126,7 @@ async def _fire(
     missing = {
         (timer["queue"], timer["partition"]) for timer in timers if timer["partition_id"] is None
     }
-    created = await PartitionIds(db).ensure(tenant, sorted(missing), deadline)
+    created = await ensure(db, tenant, sorted(missing), deadline)
     arguments: dict[str, list[Any]] = {
         name: [timer[name] for timer in timers] for name in ("queue", "timer_key", "partition")
     }

@@ -345,11 +345,12 @@ def pushed_item(
 ) -> PushItem:
     """Return a message to push; raise, naming the field, when it cannot be stored."""
     partition = partition or DEFAULT_PARTITION
-    limits.check_text(f"{field}queue", queue)
-    limits.check_text(f"{field}partition", partition)
-    limits.check_names(queue, partition)
-    if transaction_id is not None:
-        limits.check_transaction_id(f"{field}transactionId", transaction_id)
+    if not limits.are_plain(queue, partition, transaction_id):
+        limits.check_text(f"{field}queue", queue)
+        limits.check_text(f"{field}partition", partition)
+        limits.check_names(queue, partition)
+        if transaction_id is not None:
+            limits.check_transaction_id(f"{field}transactionId", transaction_id)
     if len(payload) > limits.MESSAGE_BYTES_MAX:
         raise PayloadTooLarge(f"{field}payload is over {limits.MESSAGE_BYTES_MAX} bytes")
     return PushItem(

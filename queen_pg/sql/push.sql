@@ -6,8 +6,9 @@
 -- except the careful search for duplicates.
 --
 -- A call's messages come as arrays in the order of their groups; a group is the call's share for one
--- partition: its queue and name, and the partition's id, or null when it did not exist as the call began. Groups
--- are in the order of their locks: by id, then those without one by name.
+-- partition: its queue and name, and the partition's id, or null when it did not exist as the call began; the names are
+-- for those, and where all exist their arrays may be null. Groups are in the order of their locks: by id, then those
+-- without one by name.
 --
 -- A group is one append, whose messages share a stamp, unless item_append says that it holds those of several calls,
 -- one after the other: then it numbers them, from 0 in each group, and each has a stamp of its own.
@@ -42,7 +43,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
-    v_groups integer := cardinality(_append.group_queue);
+    v_groups integer := cardinality(_append.group_partition_id);
     v_now timestamptz := queen.now();
     v_head text := queen._uuid_v7_head(v_now);
     v_queue_id bigint[];
@@ -157,7 +158,7 @@ declare
 begin
     select array_agg(coalesce(s.first, 1) order by g.number), array_agg(coalesce(s.size, 0) order by g.number)
     into v_first, v_size
-    from generate_subscripts(_append_items.group_queue, 1) g (number)
+    from generate_subscripts(_append_items.group_partition_id, 1) g (number)
     left join (
         select u.item_group, min(u.place)::integer as first, count(*)::integer as size
         from unnest(_append_items.item_group) with ordinality u (item_group, place)

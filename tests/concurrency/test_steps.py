@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from queen_pg.broker.partition import resolve
 from queen_pg.broker.transaction import Transaction, TransactionAck
 from queen_pg.errors import Unavailable
 from queen_pg.telemetry import STEP_RETRIES
@@ -51,7 +52,8 @@ async def test_a_step_that_does_not_get_its_turn_in_time_says_so(
     one: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await one.push_one("mail", "a")
-    [partition_id] = (await one.conveyor._resolve(TENANT, [("mail", "a")], one.deadline())).values()
+    known = await resolve(one.db, TENANT, [("mail", "a")], one.deadline())
+    [partition_id] = known.values()
     async with one.conveyor._lanes.cross([partition_id], one.deadline()):
         monkeypatch.setattr("tests.support.process.DEADLINE_SECONDS", 0.05)
         with pytest.raises(Unavailable, match="timeout"):

@@ -10,7 +10,7 @@ import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from queen_pg.config import Settings
-from queen_pg.database import Database
+from queen_pg.database import Database, array
 from queen_pg.errors import (
     BadRequest,
     Conflict,
@@ -34,6 +34,9 @@ language sql as $$
     select echo.number, echo.document, echo.id, current_setting('transaction_isolation'),
            current_setting('jit'), current_setting('timezone')
 $$;
+create function queen.arrays(numbers bigint[], ids uuid[], truths boolean[])
+returns table (numbers bigint[], ids uuid[], truths boolean[])
+language sql as $$ select arrays.numbers, arrays.ids, arrays.truths $$;
 create function queen.raise(code text, detail jsonb default null) returns void
 language plpgsql as $$ begin perform queen._fail(code, 'said so', detail); end; $$;
 create function queen.lose(place text, nap float8 default 0) returns bigint
@@ -71,6 +74,29 @@ async def door(request: pytest.FixtureRequest, database: str) -> AsyncIterator[D
     await opened.start()
     yield opened
     await opened.close()
+
+
+async def test_an_array_may_go_in_its_text_form(door: Database) -> None:
+    numbers, ids, truths = [1, None, -(2**62)], [uuid.uuid4(), None], [True, False, None]
+    [row] = await door.read(
+        "arrays",
+        **{
+            "numbers::bigint[]": array(numbers),
+            "ids::uuid[]": array(ids),
+            "truths::boolean[]": array(truths),
+        },
+    )
+    assert (row["numbers"], row["ids"], row["truths"]) == (numbers, ids, truths)
+    [row] = await door.read("arrays", **{"numbers::bigint[]": array([])}, ids=None, truths=None)
+    assert (row["numbers"], row["ids"]) == ([], None)
+
+
+@pytest.mark.parametrize(
+    "name", ["number::text[]", "number::bigint[]; drop table x", "num ber::bigint[]"]
+)
+async def test_no_argument_smuggles_sql(door: Database, name: str) -> None:
+    with pytest.raises(ValueError, match="name of an argument"):
+        await door.read("echo", **{name: "{}"})
 
 
 async def test_a_step_is_serializable_and_a_read_is_not(door: Database) -> None:

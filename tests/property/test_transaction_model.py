@@ -32,7 +32,7 @@ from queen_pg.broker.identity import uuid_v7
 from queen_pg.broker.pop import Demand, Source, Subscription, serve
 from queen_pg.broker.push import PushItem, push
 from queen_pg.broker.transaction import Transaction, TransactionAck, Verdict, commit
-from queen_pg.database import Database, translate
+from queen_pg.database import Database, call_text, translate
 from queen_pg.errors import Refused
 from tests.property.test_kv_model import CHANGING, Store, in_order, name_of
 from tests.support.database import set_clock
@@ -240,8 +240,7 @@ class Door(Database):
     async def _run(
         self, isolation: str, function: str, arguments: dict[str, Any]
     ) -> list[asyncpg.Record]:
-        named = ", ".join(f"{name} => ${place}" for place, name in enumerate(arguments, 1))
-        text = f"select * from queen.{function}({named})"
+        text = call_text(function, arguments)
         try:
             async with self._connection.transaction(isolation=isolation):
                 rows: list[asyncpg.Record] = await self._connection.fetch(text, *arguments.values())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from queen_pg.config import Settings
-from queen_pg.database import Database, translate
+from queen_pg.database import Database, call_text, translate
 from queen_pg.errors import Conflict, Signal
 
 DEADLINE_SECONDS = 60.0
@@ -91,13 +91,12 @@ class Watched(Database):
     ) -> list[asyncpg.Record]:
         connection = self._observer
         assert connection is not None
-        named = ", ".join(f"{name} => ${place}" for place, name in enumerate(arguments, 1))
         try:
             async with self._turn, connection.transaction(isolation=isolation):
                 before = dict(await connection.fetch(SCANS))
                 barren = {name for (name,) in await connection.fetch(BARREN)}
                 rows: list[asyncpg.Record] = await connection.fetch(
-                    f"select * from queen.{function}({named})", *arguments.values()
+                    call_text(function, arguments), *arguments.values()
                 )
                 after = await connection.fetch(SCANS)
                 locks = await connection.fetch(LOCKS)
