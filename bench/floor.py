@@ -155,11 +155,38 @@ async def kv(task: dict[str, Any], place: int, db: asyncpg.Connection, tally: Ta
         tally.add(now, 1, now - started)
 
 
+# The ways of pushing by SQL: the statement, and its arguments for a queue, the messages' partitions
+# and transaction ids, and the payload that they share.
+CALLS: dict[str, tuple[str, Callable[[str, list[str], list[str], str], tuple[Any, ...]]]] = {
+    "push_batch": (
+        "select from queen.push_batch($1, $2, $3, $4)",
+        lambda queue, names, ids, document: (queue, [document] * len(ids), names[0], ids),
+    ),
+    "push_batch, partitions": (
+        "select from queen.push_batch($1, $2, transaction_ids => $3, partitions => $4)",
+        lambda queue, names, ids, document: (queue, [document] * len(ids), ids, names),
+    ),
+    "push_many": (
+        "select from queen.push_many($1)",
+        lambda queue, names, ids, document: (
+            "["
+            + ",".join(
+                f'{{"queue":"{queue}","partition":"{name}","transactionId":"{transaction_id}",'
+                f'"payload":{document}}}'
+                for name, transaction_id in zip(names, ids, strict=True)
+            )
+            + "]",
+        ),
+    ),
+}
+
+
 async def calls(task: dict[str, Any], place: int, db: asyncpg.Connection, tally: Tally) -> None:
-    """Push by SQL, through the broker's own function: not a floor, but what SQL users get."""
+    """Push by SQL, through the broker's own functions: not a floor, but what SQL users get."""
     ids = transaction_ids()
     queue, count, batch = task["queue"], task["partitions"], task["batch"]
-    statement = await db.prepare("select from queen.push_many($1)")
+    text, arguments = CALLS[task["call"]]
+    statement = await db.prepare(text)
     at = random.Random(place).randrange(count)
     document = payload(0)
     while clock() < tally.until:
@@ -169,12 +196,7 @@ async def calls(task: dict[str, Any], place: int, db: asyncpg.Connection, tally:
         for _ in range(batch):
             at = (at + 1) % count if task["spread"] else at
             names.append(f"p-{at}")
-        messages = ",".join(
-            f'{{"queue":"{queue}","partition":"{name}","transactionId":"{next(ids)}",'
-            f'"payload":{document}}}'
-            for name in names
-        )
-        await statement.fetch(f"[{messages}]")
+        await statement.fetch(*arguments(queue, names, [next(ids) for _ in names], document))
         now = clock()
         tally.add(now, batch, now - started)
 

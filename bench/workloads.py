@@ -187,33 +187,35 @@ def pushes(batch: int, *, spread: bool) -> Workload:
 
 
 def calls(*, spread: bool) -> Workload:
-    """Pushes of 100 by `select queen.push_many(...)`."""
+    """Pushes of 100 by `select queen.push_batch(...)`, and by `queen.push_many(...)` beside it."""
 
     def candidates(bench: Bench) -> list[Candidate]:
         shape = {"batch": 100, "spread": spread, "partitions": PARTITIONS}
         queue = bench.known()
         url = bench.stage.url(OURS)
 
-        def called(clients: int) -> Sample:
-            load = sql(url, kind="calls", queue=queue, clients=clients, **shape)
+        def called(call: str, clients: int) -> Sample:
+            load = sql(url, kind="calls", call=call, queue=queue, clients=clients, **shape)
             return bench.measure(OURS, [load])
 
         found = []
         for clients in FLOOR_CLIENTS:
             connections = several(clients, "connection")
+            arrays = "push_batch, partitions" if spread else "push_batch"
             found += [
-                Candidate(f"{OURS}, {connections}", partial(called, clients)),
+                Candidate(f"{OURS}, {connections}", partial(called, arrays, clients)),
                 Candidate(
                     f"{FLOOR}, {connections}",
                     partial(bench.floor, kind="rows", clients=clients, **shape),
                 ),
             ]
-        return found
+        document = f"{OURS}, push_many, {connections}"
+        return [*found, Candidate(document, partial(called, "push_many", clients))]
 
     where = "many partitions" if spread else "one partition each"
     return Workload(
         f"sql-100-{'many' if spread else 'one'}",
-        f"Push of 100 by SQL, {where}",
+        f"Push of 100 by SQL (push_batch), {where}",
         "messages/s",
         candidates,
     )

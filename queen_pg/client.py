@@ -17,6 +17,7 @@ SQLSTATE and detail say what is wrong.
 """
 
 import functools
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -230,6 +231,28 @@ def push(
         partition=("text", partition),
         transaction_id=("text", transaction_id),
         trace_id=("uuid", trace_id),
+        notify=("boolean", notify),
+    )
+
+
+@_Function
+def push_batch(
+    queue: str,
+    payloads: Sequence[Any],
+    partition: str | None = None,
+    transaction_ids: Sequence[str | None] | None = None,
+    partitions: Sequence[str | None] | None = None,
+    notify: bool | None = None,
+) -> _Call[list[Pushed]]:
+    """Push payloads to a partition of a queue, or each to its own."""
+    return _Call(
+        "push_batch",
+        _all(Pushed),
+        queue=("text", queue),
+        payloads=("json[]", _Array([_Json(payload).text for payload in payloads])),
+        partition=("text", partition),
+        transaction_ids=("text[]", None if transaction_ids is None else _Array(transaction_ids)),
+        partitions=("text[]", None if partitions is None else _Array(partitions)),
         notify=("boolean", notify),
     )
 
@@ -586,8 +609,20 @@ class _Json:
         self.text = msgspec.json.encode(value).decode()
 
 
+class _Array:
+    """Texts to send as one array; None is a null in it."""
+
+    def __init__(self, items: Sequence[str | None]) -> None:
+        # In PostgreSQL's form, quoted as strings of JSON are, but with nothing else escaped.
+        quoted = (
+            "NULL" if item is None else '"' + re.sub(r'(["\\])', r"\\\1", item) + '"'
+            for item in items
+        )
+        self.text = f"{{{','.join(quoted)}}}"
+
+
 def _text(kind: str, value: object) -> str:
-    if isinstance(value, _Json):
+    if isinstance(value, _Json | _Array):
         return value.text
     if isinstance(value, timedelta):
         return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"

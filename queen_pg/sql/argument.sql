@@ -28,14 +28,16 @@ language plpgsql immutable as $$
 declare
     v_text text := _check_escapes.document::text;
 begin
-    if strpos(v_text, '\u0000') = 0 and strpos(v_text, '\ud') = 0 and strpos(v_text, '\uD') = 0 then
+    if strpos(v_text, '\u') = 0
+        or strpos(v_text, '\u0000') = 0 and strpos(v_text, '\ud') = 0 and strpos(v_text, '\uD') = 0
+    then
         return;
     end if;
     begin
         perform _check_escapes.document #> '{}';
     exception when untranslatable_character or invalid_text_representation then
         perform queen._refuse_argument(_check_escapes.argument, 'an escape stands for no character: \u0000, or half of a pair',
-                                       'A payload that holds one can be pushed by itself, with queen.push.');
+                                       'A payload that holds one can be pushed with queen.push or queen.push_batch.');
     end;
 end;
 $$;
@@ -62,19 +64,21 @@ $$;
 
 comment on function queen._check_names(text, text, text, text) is 'Refuse names that no queue, partition or consumer group can have.';
 
-create or replace function queen._check_message(payload json, transaction_id text, path text default '') returns void
+create or replace function queen._check_message(
+    payload json, transaction_id text, payload_argument text default 'payload', id_argument text default 'transaction_id'
+) returns void
 language plpgsql immutable as $$
 begin
     if _check_message.payload is null then
-        perform queen._refuse_argument(_check_message.path || 'payload', 'a message needs a payload',
+        perform queen._refuse_argument(_check_message.payload_argument, 'a message needs a payload',
                                        'A JSON null is a payload: ''null''.');
     elsif octet_length(_check_message.payload::text) > 16777216 then
-        perform queen._refuse_size(_check_message.path || 'payload', 'a payload is at most 16 MiB', 16777216);
+        perform queen._refuse_size(_check_message.payload_argument, 'a payload is at most 16 MiB', 16777216);
     elsif octet_length(_check_message.transaction_id) > 65535 then
-        perform queen._refuse_size(case _check_message.path when '' then 'transaction_id' else _check_message.path || 'transactionId' end,
-                                   'a transaction id is at most 65535 bytes', 65535);
+        perform queen._refuse_size(_check_message.id_argument, 'a transaction id is at most 65535 bytes', 65535);
     end if;
 end;
 $$;
 
-comment on function queen._check_message(json, text, text) is 'Refuse what no message can hold; path says where it stands in a document.';
+comment on function queen._check_message(json, text, text, text) is
+    'Refuse what no message can hold; the last two say where its parts stand in the call.';

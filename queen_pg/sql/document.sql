@@ -88,7 +88,7 @@ begin
         perform queen._refuse_document(_read_item.path || 'queue', 'a message names its queue');
     end if;
     perform queen._check_names(queue, partition, path => _read_item.path);
-    perform queen._check_message(payload, transaction_id, _read_item.path);
+    perform queen._check_message(payload, transaction_id, _read_item.path || 'payload', _read_item.path || 'transactionId');
 end;
 $$;
 
@@ -102,7 +102,7 @@ create or replace function queen._read_plain_items(
     out partition text[],
     out transaction_id text[],
     out trace_id uuid[],
-    out payload text[]
+    out payload json[]
 )
 language plpgsql immutable as $$
 #variable_conflict use_column
@@ -113,10 +113,10 @@ begin
                json_typeof(f.queue) = 'string' and octet_length(f.queue::text) between 3 and 200
                and coalesce(json_typeof(f.partition) = 'string' and octet_length(f.partition::text) between 3 and 200, true)
                and coalesce(json_typeof(f.transaction_id) = 'string' and octet_length(f.transaction_id::text) < 1000, true)
-               and octet_length(f.payload::text) < 1000000, false)),
+               and pg_column_size(f.payload) < 1000000, false)),
            array_agg(f.queue #>> '{}' order by f.place), array_agg(coalesce(f.partition #>> '{}', 'Default') order by f.place),
            array_agg(f.transaction_id #>> '{}' order by f.place),
-           array_agg(queen._uuid_or_null(f.trace_id #>> '{}') order by f.place), array_agg(f.payload::text order by f.place)
+           array_agg(queen._uuid_or_null(f.trace_id #>> '{}') order by f.place), array_agg(f.payload order by f.place)
     into v_plain, queue, partition, transaction_id, trace_id, payload
     from (
         select i.place, i.item -> 'queue' as queue, i.item -> 'partition' as partition,

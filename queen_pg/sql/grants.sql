@@ -68,6 +68,7 @@ begin
             queen.now(),
             queen.pop(text, text, text, integer, integer, integer, text, timestamptz, boolean, boolean),
             queen.push(text, json, text, text, uuid, boolean),
+            queen.push_batch(text, json[], text, text[], text[], boolean),
             queen.push_many(json, boolean),
             queen.seek(text, text, text, timestamptz, bigint, text, boolean),
             queen.timer_cancel(text, text),

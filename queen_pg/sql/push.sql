@@ -301,29 +301,6 @@ $$;
 comment on function queen._duplicates(bigint[], integer[], text[]) is
     'For each message of a call: the first item with its transaction id, and the stored message it repeats.';
 
--- Whether no message of a call bears the id of another one, or of any that is stored in its partition, whenever that was.
--- Locks nothing: it holds for as long as the caller has the partitions.
-create or replace function queen._all_new(partition_id bigint[], item_group integer[], item_transaction_id text[]) returns boolean
-language sql stable
-set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-as $$
-    select not exists (
-        select
-        from unnest(_all_new.item_group, _all_new.item_transaction_id) u (item_group, transaction_id)
-        join queen.messages m on m.partition_id = _all_new.partition_id[u.item_group]
-                             and hashtextextended(m.transaction_id, 0) = hashtextextended(u.transaction_id, 0)
-    ) and not exists (
-        select
-        from unnest(_all_new.item_group, _all_new.item_transaction_id) u (item_group, transaction_id)
-        where u.transaction_id is not null
-        group by u.item_group, u.transaction_id
-        having count(*) > 1
-    );
-$$;
-
-comment on function queen._all_new(bigint[], integer[], text[]) is
-    'Whether the transaction ids of a call are all different, and none is stored in its partition.';
-
 -- Let the ids of the call be stored again: a message that bears the same hash keeps its row and loses the
 -- place of the newest.
 create or replace function queen._demote_repeats(partition_id bigint[], transaction_id text[]) returns void

@@ -22,9 +22,10 @@ $$;
 
 comment on function queen._hold_queue(integer, text) is 'Keep a queue from being deleted, creating it when there is none.';
 
--- Lock partitions, creating those that do not exist; their ids. Those that exist are locked by id, then the others
--- are created by name, in the order of every step. So a search for duplicates finds all that will ever be in it.
-create or replace function queen._hold_partitions(tenant integer, group_queue text[], group_partition text[])
+-- Lock the partitions of a call's messages, creating those that do not exist; for each message its partition's id. Those
+-- that exist are locked by id, then the others are created by name, in the order of every step. So a search for
+-- duplicates finds all that will ever be in it.
+create or replace function queen._hold_partitions(tenant integer, item_queue text[], item_partition text[])
 returns bigint[]
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -37,31 +38,37 @@ declare
     v_missing integer[];
 begin
     loop
-        select array_agg(p.id order by g.place) into v_id
-        from unnest(_hold_partitions.group_queue, _hold_partitions.group_partition)
-             with ordinality g (queue, partition, place)
-        left join queen.queues q on q.tenant_id = _hold_partitions.tenant and q.name = g.queue
-        left join queen.partitions p on p.queue_id = q.id and p.name = g.partition;
+        -- Not by joins: planned while there are few queues, they would go on to look through all of them.
+        select array_agg((select p.id from queen.partitions p where p.queue_id = i.queue_id and p.name = i.partition)
+                         order by i.place)
+        into v_id
+        from (
+            select u.place, u.partition,
+                   (select q.id from queen.queues q where q.tenant_id = _hold_partitions.tenant and q.name = u.queue) as queue_id
+            from unnest(_hold_partitions.item_queue, _hold_partitions.item_partition)
+                 with ordinality u (queue, partition, place)
+            offset 0
+        ) i;
         v_missing := array_positions(v_id, null);
 
         perform from queen.partitions p where p.id = any(v_id) order by p.id for no key update;
         get diagnostics v_locked = row_count;
         -- Fewer: one was deleted since we looked.
-        continue when v_locked <> cardinality(v_id) - cardinality(v_missing);
+        continue when v_locked <> cardinality(v_id) and v_locked <> (select count(distinct u.id) from unnest(v_id) u (id));
         exit when v_missing = '{}';
 
         perform queen._hold_queue(_hold_partitions.tenant, m.queue)
-        from (select distinct _hold_partitions.group_queue[n] as queue from unnest(v_missing) n order by 1) m;
-        perform queen._create_partitions(_hold_partitions.tenant, array_agg(_hold_partitions.group_queue[n]),
-                                         array_agg(_hold_partitions.group_partition[n]))
-        from unnest(v_missing) n;
+        from (select distinct _hold_partitions.item_queue[n] as queue from unnest(v_missing) n order by 1) m;
+        perform queen._create_partitions(_hold_partitions.tenant, array_agg(m.queue), array_agg(m.partition))
+        from (select distinct _hold_partitions.item_queue[n] as queue, _hold_partitions.item_partition[n] as partition
+              from unnest(v_missing) n) m;
     end loop;
     return v_id;
 end;
 $$;
 
 comment on function queen._hold_partitions(integer, text[], text[]) is
-    'Lock partitions until the transaction ends, creating those that do not exist; their ids.';
+    'Lock the partitions of messages until the transaction ends, creating those that do not exist; the id for each message.';
 
 -- Append one message, unless its transaction id repeats one stored inside the dedup window. What _push does for a
 -- batch, statement by statement without arrays: a quarter of its time (105 us against 440, one row and PostgreSQL 18).
@@ -237,6 +244,334 @@ $$;
 comment on function queen._rearrange(integer[], text[], uuid[], text[]) is
     'What the messages of a call hold, in the order that _arrange found.';
 
+-- Push a call that may repeat what is stored, or itself. It takes as long again as one that does not.
+create or replace function queen._push_carefully(
+    tenant integer,
+    item_queue text[],
+    item_partition text[],
+    item_transaction_id text[],
+    item_trace_id uuid[],
+    item_payload json[]
+) returns table (place integer, status text, message_id uuid, message_offset bigint)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+    v_call record;
+    v_items record;
+begin
+    v_call := queen._arrange(_push_carefully.tenant, _push_carefully.item_queue, _push_carefully.item_partition);
+    v_items := queen._rearrange(v_call.item_place, _push_carefully.item_transaction_id, _push_carefully.item_trace_id,
+                                _push_carefully.item_payload::text[]);
+    return query
+    select v_call.item_place[p.item], p.status, p.message_id, p.message_offset
+    from queen._push(
+        _push_carefully.tenant, v_call.group_queue, v_call.group_partition, v_call.group_partition_id, v_call.item_group,
+        array_fill(null::uuid, array[cardinality(v_call.item_place)]), v_items.transaction_id, v_items.trace_id,
+        array_fill(null::text, array[cardinality(v_call.item_place)]), v_items.payload, true) p
+    order by 1;
+end;
+$$;
+
+comment on function queen._push_carefully(integer, text[], text[], text[], uuid[], json[]) is
+    'Push the messages of a call to partitions that are locked, with a search for what each of them repeats.';
+
+-- Push messages to one partition: what _push_one does for one, and _append for many. Nothing has to be sorted, and what
+-- is stored is answered by the INSERT that stores it.
+create or replace function queen._push_share(
+    tenant integer,
+    queue text,
+    partition text,
+    item_transaction_id text[],
+    item_trace_id uuid[],
+    item_payload json[]
+) returns table (place integer, status text, message_id uuid, message_offset bigint)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_size integer := cardinality(_push_share.item_payload);
+    v_held record;
+    v_hash bigint[];
+    v_differ boolean;
+    v_now timestamptz;
+    v_stamp timestamptz;
+    v_before bigint;
+    v_head text;
+    v_tail text := queen._id_tail();
+begin
+    loop
+        select p.id, p.queue_id,
+               make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0)) as hold
+        into v_held
+        from queen.queues q
+        join queen.partitions p on p.queue_id = q.id
+        where q.tenant_id = _push_share.tenant and q.name = _push_share.queue and p.name = _push_share.partition
+        for no key update of p;
+        exit when found;
+        perform queen._hold_partitions(_push_share.tenant, array[_push_share.queue], array[_push_share.partition]);
+    end loop;
+    v_now := queen.now();
+
+    if _push_share.item_transaction_id is not null then
+        select array_agg(h.hash), count(h.hash) = count(distinct h.hash) into v_hash, v_differ
+        from (select hashtextextended(u.transaction_id, 0) as hash from unnest(_push_share.item_transaction_id) u (transaction_id)) h;
+        if not v_differ
+            or exists (select from queen.messages m
+                       where m.partition_id = v_held.id and hashtextextended(m.transaction_id, 0) = any(v_hash))
+        then
+            return query
+            select c.place, c.status, c.message_id, c.message_offset
+            from queen._push_carefully(
+                _push_share.tenant, array_fill(_push_share.queue, array[v_size]), array_fill(_push_share.partition, array[v_size]),
+                _push_share.item_transaction_id, _push_share.item_trace_id, _push_share.item_payload) c;
+            return;
+        end if;
+    end if;
+
+    update queen.partitions p
+    set next_offset = p.next_offset + v_size,
+        last_append_at = greatest(v_now, p.last_append_at + interval '1 microsecond')
+    where p.id = v_held.id
+    returning p.next_offset - v_size - 1, p.last_append_at into v_before, v_stamp;
+    v_head := queen._uuid_v7_head(v_stamp);
+
+    return query
+    insert into queen.messages as m (partition_id, message_offset, created_at, id, trace_id, transaction_id, payload)
+    select v_held.id, v_before + i.place, v_stamp, i.id, i.trace_id, coalesce(i.transaction_id, i.id::text), i.payload
+    from (
+        select u.place, u.transaction_id, u.trace_id, u.payload, queen._appended_id(v_head, u.place, v_tail) as id
+        from unnest(_push_share.item_transaction_id, _push_share.item_trace_id, _push_share.item_payload)
+             with ordinality u (transaction_id, trace_id, payload, place)
+        offset 0
+    ) i
+    returning (m.message_offset - v_before)::integer, 'queued', m.id, m.message_offset;
+
+    insert into queen.ready (group_id, partition_id, ready_at, next_offset)
+    select g.id, v_held.id, least(v_stamp, v_now) + v_held.hold, v_before + v_size + 1
+    from queen.consumer_groups g
+    where g.queue_id = v_held.queue_id
+    order by g.id
+    on conflict (group_id, partition_id) do update
+    set next_offset = excluded.next_offset,
+        ready_at = case when ready.lease_id is null then least(ready.ready_at, excluded.ready_at) else ready.ready_at end;
+end;
+$$;
+
+comment on function queen._push_share(integer, text, text, text[], uuid[], json[]) is
+    'Push messages to one partition, which is created when there is none.';
+
+-- Append messages that repeat nothing to partitions that are locked, in the order of the call.
+create or replace function queen._append_shares(
+    item_partition_id bigint[],
+    item_transaction_id text[],
+    item_trace_id uuid[],
+    item_payload json[]
+) returns table (place integer, status text, message_id uuid, message_offset bigint)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := queen.now();
+    v_now_head text := queen._uuid_v7_head(v_now);
+    v_tail text := queen._id_tail();
+    v_share integer[];
+    v_number integer[];
+    v_id bigint[];
+    v_queue_id bigint[];
+    v_next bigint[];
+    v_before bigint[];
+    v_stamp timestamptz[];
+    v_head text[];
+    v_offset bigint[];
+    v_created_at timestamptz[];
+    v_message_id uuid[];
+    v_reader record;
+begin
+    -- Each message's share, in the order of the partitions' ids, and its number in it.
+    select array_agg(s.share order by s.place), array_agg(s.number order by s.place)
+    into v_share, v_number
+    from (
+        select u.place, dense_rank() over (order by u.id)::integer as share,
+               (row_number() over (partition by u.id order by u.place))::integer as number
+        from unnest(_append_shares.item_partition_id) with ordinality u (id, place)
+    ) s;
+
+    with moved as (
+        update queen.partitions p
+        set next_offset = p.next_offset + u.size,
+            last_append_at = greatest(v_now, p.last_append_at + interval '1 microsecond')
+        from (select i.id, count(*) as size from unnest(_append_shares.item_partition_id) i (id) group by i.id order by i.id) u
+        where p.id = u.id
+        returning p.id, p.queue_id, p.next_offset, u.size, p.last_append_at
+    )
+    select array_agg(m.id order by m.id), array_agg(m.queue_id order by m.id), array_agg(m.next_offset order by m.id),
+           array_agg(m.next_offset - m.size - 1 order by m.id), array_agg(m.last_append_at order by m.id),
+           array_agg(case m.last_append_at when v_now then v_now_head else queen._uuid_v7_head(m.last_append_at) end order by m.id)
+    into v_id, v_queue_id, v_next, v_before, v_stamp, v_head
+    from moved m;
+
+    select array_agg(v_before[i.share] + i.number order by i.place), array_agg(v_stamp[i.share] order by i.place),
+           array_agg(queen._appended_id(v_head[i.share], i.place, v_tail) order by i.place)
+    into v_offset, v_created_at, v_message_id
+    from unnest(v_share, v_number) with ordinality i (share, number, place);
+
+    insert into queen.messages (partition_id, message_offset, created_at, id, trace_id, transaction_id, payload)
+    select i.partition_id, i.message_offset, i.created_at, i.id, i.trace_id, coalesce(i.transaction_id, i.id::text), i.payload
+    from unnest(_append_shares.item_partition_id, v_offset, v_created_at, v_message_id, _append_shares.item_trace_id,
+                _append_shares.item_transaction_id, _append_shares.item_payload)
+         i (partition_id, message_offset, created_at, id, trace_id, transaction_id, payload);
+
+    select array_agg(q.id) as queue_id, array_agg(c.id) as group_id,
+           array_agg(make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0))) as hold
+    into v_reader
+    from (select distinct u.id from unnest(v_queue_id) u (id)) d
+    join queen.queues q on q.id = d.id
+    join queen.consumer_groups c on c.queue_id = q.id;
+    if v_reader.group_id is not null then
+        insert into queen.ready (group_id, partition_id, ready_at, next_offset)
+        select r.group_id, u.id, least(u.stamp, v_now) + r.hold, u.next_offset
+        from unnest(v_reader.queue_id, v_reader.group_id, v_reader.hold) r (queue_id, group_id, hold)
+        join unnest(v_id, v_queue_id, v_next, v_stamp) u (id, queue_id, next_offset, stamp) on u.queue_id = r.queue_id
+        order by r.group_id, u.id
+        on conflict (group_id, partition_id) do update
+        set next_offset = excluded.next_offset,
+            ready_at = case when ready.lease_id is null then least(ready.ready_at, excluded.ready_at) else ready.ready_at end;
+    end if;
+
+    return query
+    select i.place::integer, 'queued', i.id, i.message_offset
+    from unnest(v_message_id, v_offset) with ordinality i (id, message_offset, place);
+end;
+$$;
+
+comment on function queen._append_shares(bigint[], text[], uuid[], json[]) is
+    'Append messages, each to the partition of its id; the ids and offsets they got, in the order of the call.';
+
+-- Push messages, each to a partition of its own.
+create or replace function queen._push_shares(
+    tenant integer,
+    item_queue text[],
+    item_partition text[],
+    item_transaction_id text[],
+    item_trace_id uuid[],
+    item_payload json[]
+) returns table (place integer, status text, message_id uuid, message_offset bigint)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_id bigint[];
+begin
+    if _push_shares.item_partition[1] = all(_push_shares.item_partition)
+        and _push_shares.item_queue[1] = all(_push_shares.item_queue)
+    then
+        return query
+        select s.place, s.status, s.message_id, s.message_offset
+        from queen._push_share(_push_shares.tenant, _push_shares.item_queue[1], _push_shares.item_partition[1],
+                               _push_shares.item_transaction_id, _push_shares.item_trace_id, _push_shares.item_payload) s;
+        return;
+    end if;
+
+    v_id := queen._hold_partitions(_push_shares.tenant, _push_shares.item_queue, _push_shares.item_partition);
+    if (select count(h.hash) = count(distinct h.hash)
+        from (select hashtextextended(u.transaction_id, u.id) as hash
+              from unnest(v_id, _push_shares.item_transaction_id) u (id, transaction_id)) h)
+        and not exists (select
+                        from unnest(v_id, _push_shares.item_transaction_id) u (id, transaction_id)
+                        join queen.messages m on m.partition_id = u.id
+                                             and hashtextextended(m.transaction_id, 0) = hashtextextended(u.transaction_id, 0))
+    then
+        return query
+        select a.place, a.status, a.message_id, a.message_offset
+        from queen._append_shares(v_id, _push_shares.item_transaction_id, _push_shares.item_trace_id,
+                                  _push_shares.item_payload) a;
+        return;
+    end if;
+    return query
+    select c.place, c.status, c.message_id, c.message_offset
+    from queen._push_carefully(_push_shares.tenant, _push_shares.item_queue, _push_shares.item_partition,
+                               _push_shares.item_transaction_id, _push_shares.item_trace_id, _push_shares.item_payload) c;
+end;
+$$;
+
+comment on function queen._push_shares(integer, text[], text[], text[], uuid[], json[]) is
+    'Push messages, each to the partition that it names; what repeats a transaction id is a duplicate.';
+
+create or replace function queen.push_batch(
+    queue text,
+    payloads json[],
+    partition text default 'Default',
+    transaction_ids text[] default null,
+    partitions text[] default null,
+    notify boolean default null
+) returns table (place integer, status text, message_id uuid, message_offset bigint)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_tenant integer := queen.current_tenant();
+    v_size integer := cardinality(push_batch.payloads);
+    v_partition text := coalesce(nullif(push_batch.partition, ''), 'Default');
+    v_partitions text[] := push_batch.partitions;
+    v_plain boolean;
+    v_named boolean;
+begin
+    perform queen._check_names(push_batch.queue, v_partition);
+    if push_batch.payloads is null then
+        perform queen._refuse_argument('payloads', 'payloads must be an array', 'array[''{"paid": true}'']::json[]');
+    elsif cardinality(push_batch.transaction_ids) <> v_size then
+        perform queen._refuse_argument('transaction_ids', 'there must be as many transaction ids as payloads',
+                                       'A null stands for a message without one.');
+    elsif cardinality(push_batch.partitions) <> v_size then
+        perform queen._refuse_argument('partitions', 'there must be as many partitions as payloads',
+                                       'One partition for all goes into the argument partition.');
+    elsif v_size = 0 then
+        return;
+    end if;
+
+    -- Far from every limit, nothing needs a closer look. An element's size is its bytes and four.
+    select bool_and(coalesce(pg_column_size(u.payload) < 1000000 and coalesce(octet_length(u.transaction_id) < 1000, true)
+                             and coalesce(octet_length(u.partition) + octet_length(push_batch.queue) < 400, true), false)),
+           bool_and(coalesce(u.partition <> '', false))
+    into v_plain, v_named
+    from unnest(push_batch.payloads, push_batch.transaction_ids, push_batch.partitions) u (payload, transaction_id, partition);
+    if not v_plain then
+        perform queen._check_message(u.payload, u.transaction_id, format('payloads[%s]', u.place), format('transaction_ids[%s]', u.place)),
+                queen._check_names(push_batch.queue, u.partition)
+        from unnest(push_batch.payloads, push_batch.transaction_ids, push_batch.partitions)
+             with ordinality u (payload, transaction_id, partition, place);
+    end if;
+
+    if push_batch.partitions is null then
+        return query
+        select s.place, s.status, s.message_id, s.message_offset
+        from queen._push_share(v_tenant, push_batch.queue, v_partition, push_batch.transaction_ids, null, push_batch.payloads) s;
+    else
+        -- Nor is an array of strange bounds or dimensions what anybody below expects.
+        if not v_named or array_ndims(v_partitions) <> 1 or array_lower(v_partitions, 1) <> 1 then
+            select array_agg(coalesce(nullif(u.partition, ''), v_partition) order by u.place) into v_partitions
+            from unnest(push_batch.partitions) with ordinality u (partition, place);
+        end if;
+        return query
+        select s.place, s.status, s.message_id, s.message_offset
+        from queen._push_shares(v_tenant, array_fill(push_batch.queue, array[v_size]), v_partitions,
+                                push_batch.transaction_ids, null, push_batch.payloads) s;
+    end if;
+    perform queen._tell_pushed(v_tenant, array[push_batch.queue], push_batch.notify);
+end;
+$$;
+
+comment on function queen.push_batch(text, json[], text, text[], text[], boolean) is
+    'Push an array of payloads to a partition of a queue, or each to its own; a row for each, by its place from 1.';
+
 create or replace function queen.push_many(messages json, notify boolean default null)
 returns table (place integer, status text, message_id uuid, message_offset bigint)
 language plpgsql security definer
@@ -246,8 +581,6 @@ as $$
 declare
     v_tenant integer := queen.current_tenant();
     v_items record;
-    v_call record;
-    v_held bigint[];
 begin
     if push_many.messages is null or json_typeof(push_many.messages) <> 'array' then
         perform queen._refuse_argument('messages', 'messages must be a JSON array',
@@ -261,25 +594,16 @@ begin
     if v_items.queue is null then
         select array_agg(i.queue order by m.place) as queue, array_agg(i.partition order by m.place) as partition,
                array_agg(i.transaction_id order by m.place) as transaction_id, array_agg(i.trace_id order by m.place) as trace_id,
-               array_agg(i.payload::text order by m.place) as payload
+               array_agg(i.payload order by m.place) as payload
         into v_items
         from json_array_elements(push_many.messages) with ordinality m (message, place)
         cross join lateral queen._read_item(m.message, format('messages[%s].', m.place - 1)) i;
     end if;
-
-    v_call := queen._arrange(v_tenant, v_items.queue, v_items.partition);
-    v_items := queen._rearrange(v_call.item_place, v_items.transaction_id, v_items.trace_id, v_items.payload);
-    v_held := queen._hold_partitions(v_tenant, v_call.group_queue, v_call.group_partition);
-    -- What repeats nothing needs none of the careful run, which takes as long again as the append.
     return query
-    select v_call.item_place[p.item], p.status, p.message_id, p.message_offset
-    from queen._push(
-        v_tenant, v_call.group_queue, v_call.group_partition, v_held, v_call.item_group,
-        array_fill(null::uuid, array[cardinality(v_call.item_place)]), v_items.transaction_id, v_items.trace_id,
-        array_fill(null::text, array[cardinality(v_call.item_place)]), v_items.payload,
-        not queen._all_new(v_held, v_call.item_group, v_items.transaction_id)) p
-    order by 1;
-    perform queen._tell_pushed(v_tenant, v_call.group_queue, push_many.notify);
+    select s.place, s.status, s.message_id, s.message_offset
+    from queen._push_shares(v_tenant, v_items.queue, v_items.partition, v_items.transaction_id, v_items.trace_id,
+                            v_items.payload) s;
+    perform queen._tell_pushed(v_tenant, v_items.queue, push_many.notify);
 end;
 $$;
 

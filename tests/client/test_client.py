@@ -88,6 +88,26 @@ async def test_a_worker_s_day(door: Door) -> None:
     await door.commit()
 
 
+async def test_a_batch_of_any_texts(door: Door) -> None:
+    names = ['a"b', "c\\d", "{e,f}", None, "NULL"]
+    rows = await door.call(
+        queen.push_batch, "orders", [*names, {"%s": ":x"}], partitions=[*names, "g"]
+    )
+    assert [row.status for row in rows] == ["queued"] * 6
+    rows = await door.call(
+        queen.push_batch, "orders", [1, 2], "g", transaction_ids=["t", None], notify=False
+    )
+    assert [row.message_offset for row in rows] == [1, 2]
+    popped = await door.call(
+        queen.pop, "orders", "g", batch=10, partitions=10, subscription_mode="all"
+    )
+    assert {message.partition_name: message.payload for message in popped} == {
+        **{name: name for name in names if name}, "Default": None, "g": 2,
+    }  # fmt: skip
+    assert await door.call(queen.push_batch, "orders", []) == []
+    await door.rollback()
+
+
 async def test_keys_timers_locks_and_queues(door: Door) -> None:
     hour = timedelta(hours=1)
     put = await door.call(queen.kv_put, "n", "k", {"a": None}, ttl=hour, expect=0)

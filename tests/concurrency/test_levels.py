@@ -63,6 +63,16 @@ PRIZES = {
         ' {"queue": "q", "partition": "p", "payload": 1}]\') where place = 1',
         "queued",
     ),
+    "push_batch": Prize(
+        "select status from queen.push_batch('q', '{1,2}', transaction_ids => '{t,null}')"
+        " where place = 1",
+        "queued",
+    ),
+    "push_batch to many": Prize(
+        "select status from queen.push_batch('q', '{1,2}', transaction_ids => '{t,null}',"
+        " partitions => '{b,a}') where place = 1",
+        "queued",
+    ),
     "pop": Prize(
         "select count(*) from queen.pop('q', 'g', subscription_mode => 'all')", 1, (PUSHED,)
     ),
@@ -130,6 +140,8 @@ PUSHES = (
     "select queen.push('q', $1::text::json, $2, $1)",
     "select queen.push_many(json_build_array(json_build_object('queue', 'q', 'payload', $1::bigint,"
     " 'partition', $2::text)))",
+    "select queen.push_batch('q', array[$1::text::json], $2)",
+    "select queen.push_batch('q', array[$1::text::json], partitions => array[$2::text])",
     "select queen.transaction(json_build_object('operations', json_build_array(json_build_object("
     "'type', 'push', 'queue', 'q', 'payload', $1::text::json, 'partition', $2::text))))",
 )

@@ -32,7 +32,7 @@ order by a.attnum
 def short(text: str) -> str:
     """Write types and defaults as people do."""
     text = text.replace("timestamp with time zone", "timestamptz")
-    text = re.sub(r"('[^']*'|NULL)::\w+", r"\1", text)
+    text = re.sub(r"('[^']*'|NULL)::\w+(\[\])?", r"\1", text)
     return text.replace("DEFAULT NULL", "default null").replace("DEFAULT", "default")
 
 

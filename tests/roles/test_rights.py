@@ -18,6 +18,7 @@ CALLS = (
     "select queen.now(), queen.current_tenant()",
     "select queen.configure('orders', '{\"retryLimit\": 0}')",
     "select queen.push('orders', '1', 'p', 't')",
+    "select queen.push_batch('orders', array['1']::json[])",
     'select queen.push_many(\'[{"queue": "orders", "payload": 1}]\')',
     "select queen.pop('orders', 'g', 'p', subscription_mode => 'all')",
     "select queen.ack(1, 't')",

@@ -15,7 +15,8 @@ where p.pronamespace = 'queen'::regnamespace and p.proname !~ '^_' and p.pronarg
 """
 # What each argument without a default is given while another one is strange.
 ORDINARY = {
-    "queue": "'orders'", "payload": "'1'", "messages": "'[]'", "partition_id": "1",
+    "queue": "'orders'", "payload": "'1'", "payloads": "'{1}'", "messages": "'[]'",
+    "partition_id": "1",
     "transaction_id": "'t'", "lease_id": "gen_random_uuid()", "namespace": "'n'", "key": "'k'",
     "value": "'1'", "expect": "0", "timer_key": "'k'", "name": "'l'", "ttl": "'1 minute'",
     "token": "1", "id": "gen_random_uuid()", "consumer_group": "'g'", "step": "'{}'",
@@ -42,6 +43,14 @@ STRANGE = {
         " \"txn\": \"t\", \"delayMs\": -1e300, \"payload\": {}}]}'",
         "'{\"operations\": [{\"type\": \"ack\", \"transactionId\": \"t\","
         " \"partitionId\": \"99999999999999999999\"}]}'",
+    ),
+    "json[]": (
+        *("null", "'{}'", "'{null}'", "'{1,null}'", "'{{1,2},{3,4}}'", "'[5:5]={1}'"),
+        *("array[to_json(repeat('x', 1000001))]", "array[to_json(repeat('x', 16777216))]"),
+    ),
+    "text[]": (
+        *("null", "'{}'", "'{null}'", "'{\"\"}'", "'{a,b}'", "'{{a}}'", "'[5:5]={a}'"),
+        *("array[repeat('x', 500)]", "array[repeat('ü', 300)]", "array[repeat('x', 70000)]"),
     ),
     "jsonb": (
         *("null", "'null'", "'[]'", "'{\"x\": 1}'", "'{\"leaseTime\": \"x\"}'"),
