@@ -199,10 +199,13 @@ async def keys(field: Field, names: list[str]) -> None:
 
 
 async def gates(field: Field, names: list[str]) -> None:
-    # One that is lost has all judged carefully before it.
+    # One that is lost has all judged carefully before it. The first of as many steps as there are
+    # clients wins it: were there one for all, nothing would change after its first step, and steps
+    # that did not meet that one would never meet.
     number = next(field.numbers)
     writes = [{"op": "incr", "ns": "state", "key": name, "delta": 1} for name in names]
-    gate = {"op": "putIfAbsent", "ns": "state", "key": "~gate", "value": "1", "required": True}
+    key = f"~gate-{number // CLIENTS}"
+    gate = {"op": "putIfAbsent", "ns": "state", "key": key, "value": "1", "required": True}
     items = [PushItem("in", name, b"{}", f"gate-{number}") for name in names]
     await commit(field.db, 1, Transaction(items=items, kv=[*writes, gate]), soon())
 

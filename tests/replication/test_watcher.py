@@ -9,6 +9,7 @@ import pytest
 from queen_pg.config import Settings
 from queen_pg.log import replica
 from queen_pg.log.failover import Watcher, cannot_reach
+from tests.replication.conftest import at
 from tests.replication.test_failover import followers, leader_name
 from tests.support.nodes import DATABASE, PASSWORD, Nodes
 
@@ -43,6 +44,13 @@ async def heard(said: list[str], word: str) -> None:
     """Wait until the watcher says something."""
     async with asyncio.timeout(ACT_SECONDS):
         while not any(word in line for line in said):
+            await asyncio.sleep(0.05)
+
+
+async def knows_quorum(url: str, size: int) -> None:
+    """Wait until a node has been told how many followers a step waits for."""
+    async with at(url) as node, asyncio.timeout(ACT_SECONDS):
+        while await node.fetchval("select size from queen.quorum") != size:
             await asyncio.sleep(0.05)
 
 
@@ -94,6 +102,10 @@ async def test_asynchronous_replication_is_not_promoted_by_itself(
     old = await leader_name(nodes)
     async with nodes.cluster() as cluster:
         await replica.set_quorum(cluster, 0)
+    # Nobody has waited for the followers: a primary that dies at once may leave them in the belief
+    # that each step waits.
+    for name in followers(old):
+        await knows_quorum(nodes[name].url, 0)
     async with watching(nodes.settings, said):
         nodes[old].kill()
         await heard(said, "may lose answered steps")
