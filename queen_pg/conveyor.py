@@ -188,7 +188,8 @@ class Conveyor:
             ids = await self._ids.ensure(tenant, batch.names, deadline)
             arrays = batch.lay_out(ids)
             try:
-                return await arrays.store(self._db, tenant, deadline, careful=careful)
+                async with self._db.turn(partitions):
+                    return await arrays.store(self._db, tenant, deadline, careful=careful)
             except DuplicateMessage:
                 if careful:
                     raise
@@ -200,8 +201,12 @@ class Conveyor:
 
         # A lane is shared: it waits for a held row once, and not for long.
         again = repeat(self._db, tenant, items, deadline)
+        partitions = {partition for part in parts for partition in part.partitions}
         return _parted(
-            await self._db.retry("push", deadline, attempt, patient=False, repeat=again), parts
+            await self._db.retry(
+                "push", deadline, attempt, patient=False, repeat=again, partitions=partitions
+            ),
+            parts,
         )
 
     async def _carry_acks(self, parts: Sequence[Part]) -> Sequence[Acked]:

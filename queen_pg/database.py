@@ -15,13 +15,15 @@ import random
 import secrets
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import msgspec
 
+from queen_pg import turns
 from queen_pg.config import Settings
 from queen_pg.errors import (
     AnswerLost,
@@ -57,6 +59,8 @@ CONNECT_SECONDS = 10.0
 # killed is back by then, mostly; and others wait behind it.
 DOUBT_SECONDS = 3.0
 RELEASE_SECONDS = 1.0
+# Transactions of a process that take turns with other processes at one time.
+TURNS_MAX = 8
 IDLE_CONNECTION_SECONDS = 300.0
 # How often it is asked, of several hosts, which one leads.
 FOLLOW_SECONDS = 1.0
@@ -70,6 +74,7 @@ LONGEST_PAUSE_SECONDS = 0.1
 # Of what an array may be that is sent in its text form.
 ELEMENTS = frozenset({"integer", "bigint", "uuid", "boolean"})
 WARNING = "01000"
+LOST_RACES = ("40001", "40P01")
 TRANSACTION_ID_INDEX = "messages_transaction_id_key"
 
 _log = logger("database")
@@ -105,6 +110,7 @@ class Database:
         self._watch = Watch(settings.pg_url, pooler=settings.pg_pooler)
         self._texts: dict[tuple[str, tuple[str, ...]], str] = {}
         self._reign: _Reign | None = None
+        self._turns = turns.Turns()
         self._doubted = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
 
@@ -155,6 +161,14 @@ class Database:
         finally:
             STEP_SECONDS.labels(function).observe(time.perf_counter() - started)
 
+    def turn(self, partitions: Collection[int]) -> AbstractAsyncContextManager[None]:
+        """Have partitions to oneself among processes, where races have been lost lately."""
+        contested = self._turns.contested(partitions)
+        # A session's lock is none behind a pooler.
+        if not contested or self._reign is None or self._settings.pg_pooler:
+            return contextlib.nullcontext()
+        return self._turns.at(self._reign.turns, contested)
+
     async def retry(
         self,
         name: str,
@@ -164,12 +178,14 @@ class Database:
         *,
         patient: bool = True,
         repeat: Repeat | None = None,
+        partitions: Collection[int] = (),
     ) -> T:
         """Run an attempt again for as long as it loses races; then raise Unavailable("retry").
 
-        `on` names the signals that another run of this attempt can mend. Unless
-        `patient`, Held is not mended but raised. An attempt whose answer was lost is run again if
-        there is a way to `repeat` it, and is AnswerLost when that does not tell in time.
+        `on` names the signals that another run of this attempt can mend. A race that it loses is
+        remembered for its `partitions`: there it takes its `turn` from now on. Unless `patient`,
+        Held is not mended but raised. An attempt whose answer was lost is run again if there is a
+        way to `repeat` it, and is AnswerLost when that does not tell in time.
         """
         clock = asyncio.get_running_loop().time
         longest = FIRST_PAUSE_SECONDS
@@ -183,6 +199,8 @@ class Database:
                 if isinstance(signal, Held) and not patient and doubt is None:
                     raise
                 STEP_RETRIES.labels(name, signal.sqlstate).inc()
+                if signal.sqlstate in LOST_RACES:
+                    self._turns.lost(partitions)
                 failure: Exception = signal
             except Unavailable as error:
                 if doubt is None:
@@ -332,23 +350,30 @@ class _Reign:
         self.leader = leader
         self.steps: asyncpg.Pool
         self.reads: asyncpg.Pool
+        self.turns: asyncpg.Pool
+        self._pools: list[asyncpg.Pool] = []
         self._settings = settings
         self._on_doubt = on_doubt
         self._over = False
 
     async def open(self) -> None:
-        """Open both pools, with a connection each."""
-        self.steps = await self._pool("serializable")
+        """Open the pools; those for steps and reads with a connection each."""
+        size = {"min_size": 1, "max_size": self._settings.pg_pool_size}
         try:
-            self.reads = await self._pool("read committed")
+            self.steps = await self._pool("serializable", **size, reset=_leave_as_it_is)
+            self.reads = await self._pool("read committed", **size, reset=_leave_as_it_is)
+            # Most processes never have competitors.
+            self.turns = await self._pool(
+                "read committed", min_size=0, max_size=TURNS_MAX, reset=turns.end
+            )
         except BaseException:
-            self.steps.terminate()
+            self.terminate()
             raise
 
     async def close(self) -> None:
-        """Close both pools, waiting a moment for calls that are still running."""
+        """Close the pools, waiting a moment for calls that are still running."""
         self._over = True
-        for pool in (self.steps, self.reads):
+        for pool in self._pools:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await pool.close()
@@ -356,22 +381,22 @@ class _Reign:
                 pool.terminate()
 
     def terminate(self) -> None:
-        """Close both pools at once: nobody waits for an answer of who does not lead any more."""
+        """Close the pools at once: nobody waits for an answer of who does not lead any more."""
         self._over = True
-        self.steps.terminate()
-        self.reads.terminate()
+        for pool in self._pools:
+            pool.terminate()
 
-    async def _pool(self, isolation: str) -> asyncpg.Pool:
-        return await asyncpg.create_pool(
+    async def _pool(self, isolation: str, **options: Any) -> asyncpg.Pool:
+        pool: asyncpg.Pool = await asyncpg.create_pool(
             self.leader.url,
             connect=self._connect,
-            reset=_leave_as_it_is,
-            min_size=1,
-            max_size=self._settings.pg_pool_size,
             max_queries=QUERIES_PER_CONNECTION,
             max_inactive_connection_lifetime=IDLE_CONNECTION_SECONDS,
             **connection_options(self.leader.url, isolation, pooler=self._settings.pg_pooler),
+            **options,
         )
+        self._pools.append(pool)
+        return pool
 
     async def _connect(self, url: str, **options: Any) -> asyncpg.Connection:
         """Connect, and make sure that it is the leader who answers."""

@@ -287,10 +287,14 @@ async def _complete(
         return []
 
     async def attempt() -> asyncpg.Record:
-        [row] = await db.step("_complete", deadline=deadline, **arguments(completions))
+        async with db.turn(partitions):
+            [row] = await db.step("_complete", deadline=deadline, **arguments(completions))
         return row
 
-    row = await db.retry("ack", deadline, attempt, patient=patient, repeat=_REPEAT)
+    partitions = [each.partition_id for each in completions]
+    row = await db.retry(
+        "ack", deadline, attempt, patient=patient, repeat=_REPEAT, partitions=partitions
+    )
     for number, released in zip(row["place"] or (), row["released"] or (), strict=True):
         *others, last = completions[number - 1].targets
         for target in others:

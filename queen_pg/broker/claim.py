@@ -48,9 +48,12 @@ async def claim(db: Database, spans: Sequence[Span], deadline: float) -> list[in
     chosen = [spans[place] for place in places]
     arguments = {name: [getattr(span, name) for span in chosen] for name in Span.__struct_fields__}
 
+    partitions = [span.partition_id for span in chosen]
+
     async def attempt() -> list[Any]:
         try:
-            return await db.step("_claim", deadline=deadline, **arguments)
+            async with db.turn(partitions):
+                return await db.step("_claim", deadline=deadline, **arguments)
         except Conflict as conflict:
             if conflict.sqlstate == KEY_TAKEN:
                 # Somebody else's is the first cursor there: all of this is to be proposed again.
@@ -58,6 +61,14 @@ async def claim(db: Database, spans: Sequence[Span], deadline: float) -> list[in
             raise
 
     attempts: list[int | None] = [None] * len(spans)
-    for row in await db.retry("claim", deadline, attempt, on=(Conflict,), patient=False):
+    rows = await db.retry(
+        "claim",
+        deadline,
+        attempt,
+        on=(Conflict,),
+        patient=False,
+        partitions=partitions,
+    )
+    for row in rows:
         attempts[places[row["place"] - 1]] = row["delivery_attempt"]
     return attempts

@@ -110,7 +110,7 @@ async def commit(
     """
     ids = ids or PartitionIds(db)
     batch = Batch(transaction.items)
-    acked = {item.partition_id for item in transaction.acks}
+    partitions = {item.partition_id for item in transaction.acks}
     careful = False
 
     async def attempt() -> Verdict:
@@ -120,7 +120,8 @@ async def commit(
         if not careful:
             common = await _common_acks(db, tenant, transaction, deadline, deliveries)
         try:
-            async with alone({*known.values(), *acked}, deadline):
+            partitions.update(known.values())
+            async with alone(partitions, deadline), db.turn(partitions):
                 return await run(arrays, common)
         except Stale:
             ids.forget(tenant, batch.names)
@@ -138,7 +139,7 @@ async def commit(
         return await _judge(db, tenant, transaction, arrays, deadline, careful=True)
 
     again = repeat(db, tenant, transaction.items, deadline, _tells)
-    return await db.retry("transaction", deadline, attempt, repeat=again)
+    return await db.retry("transaction", deadline, attempt, repeat=again, partitions=partitions)
 
 
 def _tells(verdict: Verdict) -> bool:

@@ -9,7 +9,8 @@ says so.
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -231,6 +232,9 @@ class Door(Database):
         if function == "_transaction":
             arguments["careful"] |= self.careful
         return await self._run("serializable", function, arguments)
+
+    def turn(self, partitions: Collection[int]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def retry(
         self, name: str, deadline: float, attempt: Callable[[], Awaitable[T]], *_: Any, **__: Any
