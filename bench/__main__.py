@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 
 from . import endurance, report
+from .bench import FLOOR, FULL, OURS, QUICK, Bench
 from .drawing import drawing
 from .peer import Installed
 from .results import Results
 from .run import rounds
 from .stage import Broker, stage
-from .workloads import FLOOR, FULL, OURS, QUICK, Bench, all_of
+from .workloads import all_of
 
 SOAK_RATE = 500
 ENDURANCE = {"reader": endurance.reader, "soak": endurance.soak}
@@ -37,7 +38,8 @@ ENDURANCE = {"reader": endurance.reader, "soak": endurance.soak}
 )
 @click.option("--rounds", "times", type=int, help="How often each candidate runs.")
 @click.option("--seconds", type=float, help="How long each run is measured.")
-@click.option("--endure", "endured", type=float, help="How long `reader` and `soak` run.")
+@click.option("--endure", "endured", type=float, help="How long `reader` and `soak` run for us.")
+@click.option("--beside", type=float, help="And how long for the floor and the peers.")
 @click.option("--workers", type=int, default=1, help="Worker processes of our broker.")
 @click.option(
     "--out",
@@ -55,6 +57,7 @@ def main(
     times: int | None,
     seconds: float | None,
     endured: float | None,
+    beside: float | None,
     workers: int,
     out: Path,
 ) -> None:
@@ -64,13 +67,14 @@ def main(
     end. It loads the server as hard as it can: do not point it at one that serves others.
     """
     profile = FULL if full else QUICK
-    if times or seconds or endured:
+    if times or seconds or endured or beside:
         profile = replace(
             profile,
             rounds=times or profile.rounds,
             seconds=seconds or profile.seconds,
             reader_seconds=endured or profile.reader_seconds,
             soak_seconds=endured or profile.soak_seconds,
+            beside_seconds=beside or profile.beside_seconds,
         )
     workloads = all_of(profile)
     chosen = only.split(",") if only else [*(each.name for each in workloads), *ENDURANCE]

@@ -6,17 +6,21 @@ writes with one prepared statement a transaction where that is possible, rows as
 
 import asyncio
 import contextlib
+import itertools
+import math
 import random
 import uuid
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
+import msgspec
 import uvloop
 
 from . import window
-from .load import payload, transaction_ids
+from .load import Sent, instants, payload, transaction_ids
 from .window import Tally, clock
 
 ROWS = """
@@ -29,6 +33,37 @@ from unnest($1::bigint[], $2::bigint[], $4::uuid[], $5::text[], $6::json[])
 ROW = """
 insert into queen.messages (partition_id, message_offset, created_at, id, transaction_id, payload)
 values ($1, $2, $3, $4, $5, $6)
+"""
+
+# Plans are made once, for a table that was empty or full then; by its key they are right for both.
+BY_KEY = """
+set enable_seqscan = off;
+set enable_sort = off;
+set enable_hashjoin = off;
+set enable_mergejoin = off;
+"""
+
+# What a consumer takes is locked until it is settled in the same transaction.
+CLAIM = """
+select partition_id, message_offset, payload
+from queen.messages
+order by partition_id, message_offset
+limit $1
+for update skip locked
+"""
+
+CLAIM_BY_KEY = """
+select m.partition_id, m.message_offset, m.payload
+from queen.messages m
+join unnest($1::bigint[], $2::bigint[]) u (partition_id, message_offset)
+  using (partition_id, message_offset)
+for update of m
+"""
+
+SETTLE = """
+delete from queen.messages m
+using unnest($1::bigint[], $2::bigint[]) u (partition_id, message_offset)
+where (m.partition_id, m.message_offset) = (u.partition_id, u.message_offset)
 """
 
 CURSOR = """
@@ -53,6 +88,13 @@ set transaction_id = excluded.transaction_id, message_id = excluded.message_id,
 """
 
 GET = "select value, version from queen.kv where tenant_id = 1 and namespace = 'bench' and key = $1"
+
+# How long a consumer rests that found nothing, as the peers' do.
+IDLE_SECONDS = 0.01
+# Keys that are claimed at a time.
+CLAIMED = 100
+
+_sent = msgspec.json.Decoder(Sent)
 
 Work = Callable[[dict[str, Any], int, asyncpg.Connection, Tally], Coroutine[Any, Any, None]]
 
@@ -81,18 +123,25 @@ async def rows(task: dict[str, Any], place: int, db: asyncpg.Connection, tally: 
     """Insert `batch` rows a transaction, to one partition or each to another (`spread`)."""
     ids = transaction_ids()
     places = _Places(task["partitions"], place)
-    document = payload(0)
-    statement = await db.prepare(ROWS if task["batch"] > 1 else ROW)
-    while clock() < tally.until:
-        started = clock()
+    batch, total = task["batch"], task.get("total", math.inf) / task["clients"]
+    statement = await db.prepare(ROWS if batch > 1 else ROW)
+    written = 0
+    for due in instants(task, place):
+        if clock() >= tally.until or written >= total:
+            return
+        if due > clock():
+            await asyncio.sleep(due - clock())
+        started = due or clock()
+        document = payload(started)
+        written += batch
         taken = []
         places.turn()
-        for _ in range(task["batch"]):
+        for _ in range(batch):
             if task["spread"]:
                 places.turn()
             taken.append(places.take())
         moment = datetime.now(UTC)
-        if task["batch"] > 1:
+        if batch > 1:
             await statement.fetch(
                 [partition for partition, _ in taken],
                 [offset for _, offset in taken],
@@ -104,7 +153,68 @@ async def rows(task: dict[str, Any], place: int, db: asyncpg.Connection, tally: 
         else:
             await statement.fetch(*taken[0], moment, uuid.uuid4(), next(ids), document)
         now = clock()
-        tally.add(now, task["batch"], now - started)
+        tally.add(now, batch, now - started)
+
+
+async def claims(task: dict[str, Any], _: int, db: asyncpg.Connection, tally: Tally) -> None:
+    """Claim up to `batch` rows in their keys' order, and delete them in the same transaction."""
+    await db.execute(BY_KEY)
+    claim, settle = await db.prepare(CLAIM), await db.prepare(SETTLE)
+    while clock() < tally.until:
+        async with db.transaction():
+            found = await claim.fetch(task["batch"])
+            delivered = clock()
+            if found:
+                await settle.fetch([row[0] for row in found], [row[1] for row in found])
+        if not found:
+            await asyncio.sleep(IDLE_SECONDS)
+        _count(found, delivered, tally)
+
+
+async def keyed(task: dict[str, Any], place: int, db: asyncpg.Connection, tally: Tally) -> None:
+    """Insert single rows into any of so many partitions, and claim and delete them by their keys.
+
+    A table that holds history cannot be walked from its beginning for what is new. What the last
+    `consumers` connections look for they are told by the others, within this process.
+    """
+    handed: deque[tuple[int, int]] = task["handed"]
+    if place < task["clients"] - task["consumers"]:
+        ids = transaction_ids()
+        chosen = random.Random(place)
+        row = await db.prepare(ROW)
+        for number in itertools.count(random.SystemRandom().randrange(1, 2**61)):
+            if clock() >= tally.until:
+                return
+            key = task["first"] + chosen.randrange(task["partitions"]), number
+            document = payload(clock())
+            await row.fetch(*key, datetime.now(UTC), uuid.uuid4(), next(ids), document)
+            handed.append(key)
+    await db.execute(BY_KEY)
+    claim, settle = await db.prepare(CLAIM_BY_KEY), await db.prepare(SETTLE)
+    while clock() < tally.until:
+        if not handed:
+            await asyncio.sleep(IDLE_SECONDS)
+            continue
+        keys = [handed.popleft() for _ in range(min(len(handed), CLAIMED))]
+        columns = [partition for partition, _ in keys], [offset for _, offset in keys]
+        async with db.transaction():
+            found = await claim.fetch(*columns)
+            delivered = clock()
+            await settle.fetch(*columns)
+        _count(found, delivered, tally)
+
+
+def _count(found: Sequence[asyncpg.Record], delivered: float, tally: Tally) -> None:
+    """Count rows that were settled just now; latencies are from the insert to the delivery."""
+    now = clock()
+    for row in found:
+        tally.add(now, 1, delivered - _sent.decode(row["payload"]).at)
+
+
+async def listen(_task: dict[str, Any], _: int, db: asyncpg.Connection, tally: Tally) -> None:
+    """Wait for a notice that never comes."""
+    await db.execute("listen nothing")
+    await asyncio.sleep(max(tally.until - clock(), 0))
 
 
 async def steps(_task: dict[str, Any], place: int, db: asyncpg.Connection, tally: Tally) -> None:
@@ -129,7 +239,7 @@ async def steps(_task: dict[str, Any], place: int, db: asyncpg.Connection, tally
         with contextlib.suppress(asyncpg.SerializationError):
             async with db.transaction():
                 await cursor.fetch(partition, 1, moment)
-                await row.fetch(*places.take(), moment, uuid.uuid4(), next(ids), payload(0))
+                await row.fetch(*places.take(), moment, uuid.uuid4(), next(ids), payload(started))
                 await put.fetch(key, payload(0), moment)
                 await timer.fetch(key, next(ids), uuid.uuid4(), later, moment)
             now = clock()
@@ -201,12 +311,16 @@ async def calls(task: dict[str, Any], place: int, db: asyncpg.Connection, tally:
         tally.add(now, batch, now - started)
 
 
-KINDS: dict[str, Work] = {"rows": rows, "steps": steps, "kv": kv, "calls": calls}
+KINDS: dict[str, Work] = {
+    "rows": rows, "claims": claims, "keyed": keyed, "listen": listen, "steps": steps, "kv": kv,
+    "calls": calls,
+}  # fmt: skip
 
 
 async def run(task: dict[str, Any], tally: Tally) -> None:
     """Run one of the kinds on its connections."""
     connections = [await asyncpg.connect(task["url"]) for _ in range(task["clients"])]
+    task["handed"] = deque()
     await asyncio.to_thread(window.opened, tally)
     await asyncio.gather(
         *(

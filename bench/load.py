@@ -23,7 +23,9 @@ PAYLOAD_BYTES = 256
 WAIT_MS = 5000
 
 
-class _Data(msgspec.Struct):
+class Sent(msgspec.Struct):
+    """What a payload says: the instant at which it was sent, or due."""
+
     at: float
 
 
@@ -31,7 +33,7 @@ class _Message(msgspec.Struct, rename="camel"):
     transaction_id: str
     partition_id: str
     lease_id: str
-    data: _Data
+    data: Sent
 
 
 class _Popped(msgspec.Struct):

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from .drawing import drawing
-from .report import scaled, spread
+from .report import Endured, large, lasted, scaled, spread
 from .results import Results, merged
 from .run import Sample, median
 from .targets import is_ours, judge
@@ -67,7 +67,7 @@ def _workload(results: Results, name: str) -> str:
     )
     head = [
         f"`{name}`", results.units[name], "spread", "of us", "p50 ms", "p99 ms", "commits",
-        "µs server", "µs broker", "retried",
+        "WAL bytes", "µs server", "µs broker", "retried",
     ]  # fmt: skip
     rows = [_candidate(who, found, ours) for who, found in samples.items() if found]
     return f"### {results.titles[name]}\n\n{_rows(head, rows)}"
@@ -84,15 +84,17 @@ def _candidate(who: str, rows: Sequence[Sample], ours: float) -> list[str]:
         scaled(rows, "p50", 1e3),
         scaled(rows, "p99", 1e3),
         scaled(rows, "commits", 1, 3),
+        scaled(rows, "wal", 1, 0),
         scaled(rows, "server_cpu", 1e6),
         scaled(rows, "broker_cpu", 1e6),
         f"{retried} %" if retried else "",
     ]
 
 
-def _endured(name: str, result: Any) -> str:
+def _endured(name: str, results: Endured) -> str:
     intervals = [
         [
+            lasted(who, result),
             str(number),
             f"{sample['rate']:,.0f}",
             f"{(sample['p50'] or 0) * 1e3:.1f}",
@@ -100,13 +102,14 @@ def _endured(name: str, result: Any) -> str:
             f"{sum(each['dead'] for each in tables):,}",
             f"{sum(each['bytes'] for each in tables) / 1e6:.1f}",
         ]
+        for who, result in results.items()
         for number, (sample, tables) in enumerate(
             zip(result["samples"], result["tables"], strict=True), 1
         )
     ]
     at_end = [
         [
-            f"`{each['name']}`",
+            f"{who}: `{each['name']}`",
             f"{each['bytes'] / 1e6:.1f}",
             f"{each['live']:,}",
             f"{each['dead']:,}",
@@ -114,12 +117,13 @@ def _endured(name: str, result: Any) -> str:
             f"{each['hot'] / each['updated']:.0%}" if each["updated"] else "",
             str(each["vacuums"]),
         ]
-        for each in result["tables"][-1]
+        for who, result in results.items()
+        for each in large(result["tables"][-1])
     ]
-    head = ["interval", "messages/s", "p50 ms", "p99 ms", "dead rows", "MB"]
+    head = [f"`{name}`", "interval", "messages/s", "p50 ms", "p99 ms", "dead rows", "MB"]
     tables = ["table at the end", "MB", "live", "dead", "updates", "HOT", "vacuums"]
     return (
-        f"### {name.capitalize()}, {result['rate']} messages/s for {result['seconds']:.0f} s\n\n"
+        f"### {name.capitalize()}, at a steady rate\n\n"
         f"{_rows(head, intervals)}\n\n{_rows(tables, at_end)}"
     )
 

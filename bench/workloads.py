@@ -1,153 +1,48 @@
 """What is measured. Each workload lists its candidates: us, the floor, and the peers that do it."""
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from .client import exchange, request
-from .load import payload
-from .peer import Installed, Peer
-from .run import Candidate, Load, Sample, http, measure, sql
-from .stage import Broker, Stage
-from .window import clock
+from .bench import (
+    COMMIT,
+    EXCHANGE,
+    FLOOR,
+    OURS,
+    PARTITIONS,
+    Bench,
+    Profile,
+    Workload,
+    several,
+)
+from .partitions import partitions
+from .path import (
+    CLAIMING,
+    CONSUMED,
+    WORKERS,
+    floor_tasks,
+    path_task,
+    path_tasks,
+    peer_tasks,
+    work_task,
+)
+from .peer import Peer
+from .run import LEAD_SECONDS, Candidate, Sample, http, sql
 
-OURS, FLOOR = "us", "floor"
-EXCHANGE, COMMIT = "HTTP exchange", "one-row commit"
 # Connections of the floor for bulk inserts: which of them is best depends on the machine.
 FLOOR_CLIENTS = (1, 2, 4)
 COMMIT_CLIENTS = 8
-# Partitions that a load spreads over where their number is not what is measured.
-PARTITIONS = 1000
-# And where they shall be fought for.
+# Partitions that shall be fought for.
 HOT = 100
 PUSHERS = {1: 64, 10: 16, 100: 8}
-WORKERS = 16
-
-
-@dataclass(frozen=True)
-class Profile:
-    """How long and how often everything runs."""
-
-    name: str
-    rounds: int
-    warm: float
-    seconds: float
-    # Offered rates of the full path, in messages a second, tried in order until one is not held.
-    rates: tuple[int, ...]
-    partition_counts: tuple[int, ...]
-    parked: int
-    backlog: int
-    delayed: int
-    reader_seconds: float
-    soak_seconds: float
-
-
-QUICK = Profile(
-    "quick", 3, 1.0, 3.0, (1000, 2000, 4000, 8000), (100, 10_000), 500, 50_000, 5_000, 20, 20
-)
-FULL = Profile(
-    "full", 5, 2.0, 8.0, (500, 1000, 2000, 3000, 4000, 6000, 8000, 12_000),
-    (100, 1000, 10_000, 1_000_000), 2000, 1_000_000, 100_000, 180, 600,
-)  # fmt: skip
-
-
-@dataclass
-class Bench:
-    """What the workloads of a run share."""
-
-    stage: Stage
-    broker: Broker
-    profile: Profile
-    installed: Installed | None
-    queues: Iterator[int] = field(default_factory=itertools.count)
-
-    @property
-    def peers(self) -> Sequence[Peer]:
-        """The peers of this run."""
-        return self.installed.peers if self.installed else []
-
-    def queue(self) -> str:
-        """Return the name of a queue that nobody has used."""
-        return f"bench-{next(self.queues)}"
-
-    def known(self, partitions: int = PARTITIONS) -> str:
-        """Return the name of a queue whose partitions exist: they are made once in their lives."""
-        queue = self.queue()
-        items = ",".join(
-            f'{{"queue":"{queue}","partition":"p-{number}","payload":{payload(clock())}}}'
-            for number in range(partitions)
-        )
-        body = f'{{"items":[{items}]}}'.encode()
-        exchange(self.broker.address, request("POST", "/api/v1/push", body))
-        return queue
-
-    def another(self) -> Broker:
-        """Start another broker on the same database; the caller stops it."""
-        return Broker(self.stage.url(OURS), {})
-
-    def us(self, *tasks: dict[str, Any], count: Sequence[int] | None = None) -> Sample:
-        """Measure loads over HTTP."""
-        loads = [http(self.broker, **task) for task in tasks]
-        return self.measure(OURS, loads, count, [self.broker])
-
-    def floor(self, **task: Any) -> Sample:
-        """Measure a load of plain SQL on the floor's database."""
-        return self.measure(FLOOR, [sql(self.stage.url(FLOOR), **task)])
-
-    def peer(
-        self, peer: Peer, *tasks: dict[str, Any], count: Sequence[int] | None = None
-    ) -> Sample:
-        """Measure a peer's programs on its database."""
-        assert self.installed is not None
-        url = self.stage.url(peer.name)
-        return self.measure(
-            peer.name, [self.installed.start(peer, url=url, **task) for task in tasks], count
-        )
-
-    def run(self, load: Load, seconds: float = math.inf) -> dict[str, Any]:
-        """Let one load run to its end, outside any measurement."""
-        try:
-            load.ready()
-            load.go(0, min(clock() + seconds, clock() + 3600))
-            return load.result()
-        finally:
-            load.kill()
-
-    def fresh(self, peer: Peer) -> None:
-        """Give a peer an empty database."""
-        assert self.installed is not None
-        self.installed.install(peer, self.stage.create(peer.name))
-
-    def measure(
-        self,
-        database: str,
-        loads: Sequence[Load],
-        count: Sequence[int] | None = None,
-        brokers: Sequence[Broker] = (),
-    ) -> Sample:
-        """Measure loads on a candidate's database, for as long as the profile says."""
-        return measure(
-            self.stage, database, loads, warm=self.profile.warm, seconds=self.profile.seconds,
-            count=count, brokers=brokers,
-        )  # fmt: skip
-
-
-def several(count: int, noun: str) -> str:
-    """Return a count with its noun."""
-    return f"{count} {noun}{'s' * (count > 1)}"
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A name for the command line, a title for the table, and who does it."""
-
-    name: str
-    title: str
-    unit: str
-    candidates: Callable[[Bench], list[Candidate]]
+# Messages that wait, for each second, where pops and acks alone are measured: nobody may finish.
+POPPED = {1: 12_000, 100: 120_000}
+# The share of an offered rate from which on it counts as held.
+HELD = 0.95
+# Until what is delayed is due: long after the run.
+DELAY_SECONDS = 3600
+# Consumers that wait, where each holds a connection.
+CONNECTED = 10
 
 
 def pushes(batch: int, *, spread: bool) -> Workload:
@@ -168,7 +63,7 @@ def pushes(batch: int, *, spread: bool) -> Workload:
             found.append(
                 Candidate(
                     f"{FLOOR}, {several(clients, 'connection')}",
-                    partial(bench.floor, kind="rows", clients=clients, **shape),
+                    partial(bench.floor, {"kind": "rows", "clients": clients} | shape),
                 )
             )
         if not spread:
@@ -206,7 +101,7 @@ def calls(*, spread: bool) -> Workload:
                 Candidate(f"{OURS}, {connections}", partial(called, arrays, clients)),
                 Candidate(
                     f"{FLOOR}, {connections}",
-                    partial(bench.floor, kind="rows", clients=clients, **shape),
+                    partial(bench.floor, {"kind": "rows", "clients": clients} | shape),
                 ),
             ]
         document = f"{OURS}, push_many, {connections}"
@@ -225,66 +120,96 @@ def works(batch: int) -> Workload:
     """Pop and ack what waits, `batch` at a time."""
 
     def candidates(bench: Bench) -> list[Candidate]:
-        seconds = bench.profile.warm + bench.profile.seconds
-        backlog = int(seconds * (4_000 if batch == 1 else 30_000))
-        workers = WORKERS if batch > 1 else 64
-        task = {"kind": "work", "batch": batch, "width": 1, "clients": workers}
+        seconds = LEAD_SECONDS + bench.profile.warm + bench.profile.seconds
+        backlog = int(seconds * POPPED[batch])
+        task = {"kind": "work", "batch": batch, "width": 1}
 
         def ours() -> Sample:
             queue = bench.queue()
             fill = {"kind": "push", "queue": queue, "spread": False, "partitions": PARTITIONS}
             bench.run(http(bench.broker, clients=8, batch=100, total=backlog, **fill))
-            return bench.us(task | {"queue": queue})
+            clients = WORKERS if batch > 1 else 64
+            return lasting(bench.us(task | {"queue": queue, "clients": clients}), backlog)
 
-        def theirs(peer: Peer) -> Sample:
-            assert bench.installed is not None
+        def floor() -> Sample:
+            bench.emptied(backlog)
+            clients = CLAIMING if batch > 1 else COMMIT_CLIENTS
+            return lasting(
+                bench.floor({"kind": "claims", "batch": batch, "clients": clients}), backlog
+            )
+
+        def theirs(peer: Peer, *, singly: bool = False) -> Sample:
             bench.fresh(peer)
-            url = bench.stage.url(peer.name)
-            total = backlog if peer.name in ("pgmq", "graphile", "pgboss") else backlog // 5
-            fill = {"clients": 4, "batch": 100, "total": total}
-            bench.run(bench.installed.start(peer, "enqueue", url, **fill))
-            return bench.peer(peer, task | {"clients": WORKERS})
+            many = peer.fetches_many and not singly
+            total = int(seconds * (peer.pace if many else min(peer.pace, POPPED[batch])))
+            bench.fill(peer, total)
+            return lasting(bench.peer(peer, task | {"clients": WORKERS, "singly": singly}), total)
 
-        return [Candidate(OURS, ours)] + [
-            Candidate(peer.name, partial(theirs, peer)) for peer in bench.peers
-        ]
+        found = [Candidate(OURS, ours), Candidate(FLOOR, floor)]
+        for peer in bench.peers:
+            found.append(Candidate(peer.name, partial(theirs, peer)))
+            if batch == 1 and peer.fetches_many:
+                alone = partial(theirs, peer, singly=True)
+                found.append(Candidate(f"{peer.name}, one at a time", alone))
+        return found
 
     return Workload(f"work-{batch}", f"Pop and ack of {batch}", "messages/s", candidates)
 
 
-def path_tasks(
-    queue: str, rate: float | None, partitions: int = PARTITIONS
-) -> list[dict[str, Any]]:
-    """Return the loads of push → pop → ack: one message a push, explicit acks."""
-    return [
-        path_task(queue, 64, partitions) | {"rate": rate},
-        work_task(queue, WORKERS),
-    ]
+def lasting(sample: Sample, total: int) -> Sample:
+    """Return a sample, with an error in it where everything was consumed before its end."""
+    if sample.counted["handled"] >= total:
+        sample.errors["nothing was left"] = 1
+    return sample
 
 
-def path_task(queue: str, clients: int, partitions: int) -> dict[str, Any]:
-    """Return a load that pushes one message at a time."""
-    shape = {"batch": 1, "spread": False, "partitions": partitions}
-    return {"kind": "push", "queue": queue, "clients": clients, **shape}
+def stocked(
+    fill: Callable[[int], None], total: int, run: Callable[[], Sample]
+) -> Callable[[], Sample]:
+    """Return a run before which what waits is filled up to so many messages."""
+    left = 0
 
+    def again() -> Sample:
+        nonlocal left
+        fill(total - left)
+        sample = run()
+        left = max(total - sample.counted["handled"], 0)
+        return lasting(sample, total)
 
-def work_task(queue: str, clients: int) -> dict[str, Any]:
-    """Return a load that pops what is there, up to 100 messages of 32 partitions, and acks it."""
-    return {"kind": "work", "queue": queue, "clients": clients, "batch": 100, "width": 32}
+    return again
 
 
 def path(rate: int | None) -> Workload:
-    """The full path at an offered rate, or as fast as it goes."""
+    """The full path at an offered rate, or as fast as it goes.
+
+    A peer that held a rate in none of its rounds is offered no higher one.
+    """
 
     def candidates(bench: Bench) -> list[Candidate]:
+        def ours() -> Sample:
+            return bench.us(*path_tasks(bench.known(), rate), count=CONSUMED)
+
+        def floor() -> Sample:
+            bench.emptied()
+            return bench.floor(*floor_tasks(rate), count=CONSUMED)
+
         def theirs(peer: Peer) -> Sample:
             bench.fresh(peer)
-            enqueue = {"kind": "enqueue", "batch": 1, "clients": 16, "rate": rate}
-            work = {"kind": "work", "batch": 100, "clients": WORKERS}
-            return bench.peer(peer, enqueue, work, count=[1])
+            sample = bench.peer(peer, *peer_tasks(rate), count=CONSUMED)
+            if rate:
+                place = (peer.name, rate)
+                bench.held[place] = bench.held.get(place, False) or sample.rate >= HELD * rate
+            return sample
 
-        return [Candidate(OURS, lambda: bench.us(*path_tasks(bench.known(), rate), count=[1]))] + [
-            Candidate(peer.name, partial(theirs, peer)) for peer in bench.peers
+        beaten = {who for (who, lower), held in bench.held.items() if rate and not held}
+        return [
+            Candidate(OURS, ours),
+            Candidate(FLOOR, floor),
+            *(
+                Candidate(peer.name, partial(theirs, peer))
+                for peer in bench.peers
+                if peer.name not in beaten
+            ),
         ]
 
     title = "Push → pop → ack" + (f", {rate} offered" if rate else ", as fast as it goes")
@@ -300,13 +225,13 @@ def latency() -> Workload:
 
         def ours() -> Sample:
             if not peaks:
-                peaks.append(bench.us(*path_tasks(bench.known(), None), count=[1]).rate)
-            return bench.us(*path_tasks(bench.known(), max(peaks[0] / 10, 1)), count=[1])
+                peaks.append(bench.us(*path_tasks(bench.known(), None), count=CONSUMED).rate)
+            return bench.us(*path_tasks(bench.known(), max(peaks[0] / 10, 1)), count=CONSUMED)
 
         return [
             Candidate(OURS, ours),
             Candidate(EXCHANGE, lambda: bench.us({"kind": "health", "clients": 1})),
-            Candidate(COMMIT, lambda: bench.floor(kind="rows", clients=1, **shape)),
+            Candidate(COMMIT, lambda: bench.floor({"kind": "rows", "clients": 1} | shape)),
         ]
 
     return Workload("latency", "Push → pop → ack at a tenth of the peak", "a second", candidates)
@@ -335,9 +260,18 @@ def races() -> Workload:
                 for broker in found[1:]:
                     broker.stop()
 
+        def floor() -> Sample:
+            bench.emptied()
+            inserts, claims = floor_tasks(None, HOT)
+            steps = {"kind": "steps", "clients": COMMIT_CLIENTS}
+            return bench.floor(inserts, claims, steps, count=(1, 2))
+
         return [
-            Candidate(f"{OURS}, {several(number, 'broker')}", partial(ours, number))
-            for number in (1, 2)
+            *(
+                Candidate(f"{OURS}, {several(number, 'broker')}", partial(ours, number))
+                for number in (1, 2)
+            ),
+            Candidate(FLOOR, floor),
         ]
 
     return Workload("races", f"The path and steps on {HOT} partitions", "messages/s", candidates)
@@ -359,7 +293,7 @@ def transactions() -> Workload:
 
         return [
             Candidate(OURS, ours),
-            Candidate(FLOOR, lambda: bench.floor(kind="steps", clients=clients)),
+            Candidate(FLOOR, lambda: bench.floor({"kind": "steps", "clients": clients})),
         ]
 
     return Workload(
@@ -374,76 +308,58 @@ def kv() -> Workload:
         task = {"kind": "kv", "clients": 16, "keys": 10_000}
         return [
             Candidate(OURS, lambda: bench.us(task)),
-            Candidate(FLOOR, lambda: bench.floor(**task)),
+            Candidate(FLOOR, lambda: bench.floor(task)),
         ]
 
     return Workload("kv", "KV, half reads and half writes", "calls/s", candidates)
-
-
-def partitions() -> Workload:
-    """The path as fast as it goes, over so many partitions that all hold history."""
-
-    def candidates(bench: Bench) -> list[Candidate]:
-        found = []
-        for count in bench.profile.partition_counts:
-            queue = bench.queue()
-            grown: list[bool] = []
-
-            def ours(count: int = count, queue: str = queue, grown: list[bool] = grown) -> Sample:
-                if not grown:
-                    grow(bench, queue, count)
-                    grown.append(True)
-                return bench.us(*path_tasks(queue, None, count), count=[1])
-
-            found.append(Candidate(f"{OURS}, {count:,} partitions", ours))
-        return found
-
-    return Workload("partitions", "Push → pop → ack over partitions", "messages/s", candidates)
-
-
-def grow(bench: Bench, queue: str, count: int) -> None:
-    """Give a queue partitions that each have had a message."""
-    bench.broker.configure(queue)
-    bench.stage.execute(
-        f"""
-        with added as (
-            insert into queen.partitions (queue_id, name, next_offset, last_append_at)
-            select q.id, 'p-' || n, 1, now() from queen.queues q, generate_series(0, {count} - 1) n
-            where q.name = '{queue}'
-            returning id
-        )
-        insert into queen.messages (partition_id, message_offset, created_at, id, transaction_id,
-                                    payload)
-        select a.id, 0, now(), u.id, u.id::text, '{payload(0)}'
-        from added a cross join lateral (select gen_random_uuid() as id where a.id > 0) u
-        """,
-        OURS,
-    )
-    bench.stage.execute("vacuum analyze queen.partitions, queen.messages", OURS)
-    workers = {"kind": "work", "queue": queue, "batch": 1000, "width": 64, "clients": 8}
-    seconds = bench.profile.warm + bench.profile.seconds
-    # Everything that waits is consumed, so that cursors and hints exist for all partitions.
-    for _ in range(600):
-        if bench.run(http(bench.broker, **workers), seconds)["count"] == 0:
-            break
 
 
 def parked() -> Workload:
     """The path at a steady rate beside consumers that wait for another queue."""
 
     def candidates(bench: Bench) -> list[Candidate]:
+        rate = bench.profile.rates[0]
+
         def ours(consumers: int) -> Sample:
-            tasks = path_tasks(bench.known(), bench.profile.rates[0])
+            tasks = path_tasks(bench.known(), rate)
             if consumers:
                 tasks.append(
                     {"kind": "park", "queue": "parked", "clients": consumers, "groups": 100}
                 )
-            return bench.us(*tasks, count=[1])
+            return bench.us(*tasks, count=CONSUMED)
 
-        return [
-            Candidate(f"{OURS}, {consumers:,} parked", partial(ours, consumers))
-            for consumers in (0, bench.profile.parked)
-        ]
+        def floor(consumers: int) -> Sample:
+            bench.emptied()
+            tasks = floor_tasks(rate)
+            if consumers:
+                tasks.append({"kind": "listen", "clients": consumers})
+            return bench.floor(*tasks, count=CONSUMED)
+
+        def theirs(peer: Peer, consumers: int) -> Sample:
+            bench.fresh(peer)
+            park = {"kind": "park", "clients": consumers}
+            return bench.peer(peer, *peer_tasks(peer.offered(rate)), park, count=CONSUMED)
+
+        # Where each holds a connection there are fewer.
+        connected = min(CONNECTED, bench.profile.parked)
+        found = []
+        for who, run, consumers in (
+            (OURS, ours, bench.profile.parked),
+            (FLOOR, floor, connected),
+        ):
+            found += [
+                Candidate(f"{who}, {number:,} parked", partial(run, number))
+                for number in (0, consumers)
+            ]
+        for peer in bench.peers:
+            consumers = bench.profile.parked if peer.parks_together else connected
+            found.append(
+                Candidate(
+                    f"{peer.name}, {consumers:,} parked{peer.said(rate)}",
+                    partial(theirs, peer, consumers),
+                )
+            )
+        return found
 
     return Workload("parked", "Push → pop → ack beside parked consumers", "messages/s", candidates)
 
@@ -452,30 +368,65 @@ def backlog() -> Workload:
     """Pop and ack where much waits, and more that is not due yet."""
 
     def candidates(bench: Bench) -> list[Candidate]:
+        profile = bench.profile
         waiting, delayed = bench.queue(), bench.queue()
-        filled: list[bool] = []
 
-        def fill() -> None:
-            bench.broker.configure(delayed, delayedProcessing=3600)
-            shape = {"kind": "push", "spread": True, "partitions": 10_000, "clients": 8}
-            for queue, total in (
-                (waiting, bench.profile.backlog),
-                (delayed, bench.profile.delayed),
-            ):
-                bench.run(http(bench.broker, queue=queue, batch=100, total=total, **shape))
+        shape = {"kind": "push", "spread": True, "partitions": 10_000, "clients": 8, "batch": 100}
+
+        def fill(queue: str, total: int) -> None:
+            bench.run(http(bench.broker, queue=queue, total=total, **shape))
+
+        @functools.cache
+        def delay() -> None:
+            bench.broker.configure(delayed, delayedProcessing=DELAY_SECONDS)
+            fill(delayed, profile.delayed)
+
+        @functools.cache
+        def delay_peer(peer: Peer) -> None:
+            bench.fresh(peer)
+            bench.fill(peer, peer.waiting(profile.delayed), delay=DELAY_SECONDS)
 
         def ours() -> Sample:
-            if not filled:
-                fill()
-                filled.append(True)
+            delay()
             work = {"kind": "work", "batch": 100, "width": 32}
             return bench.us(
                 work | {"queue": waiting, "clients": WORKERS},
                 work | {"queue": delayed, "clients": 1},
             )
 
-        title = f"{OURS}, {bench.profile.backlog:,} waiting, {bench.profile.delayed:,} delayed"
-        return [Candidate(title, ours)]
+        def floor() -> Sample:
+            return bench.floor({"kind": "claims", "batch": 100, "clients": CLAIMING})
+
+        def theirs(peer: Peer) -> Sample:
+            return bench.peer(peer, {"kind": "work", "batch": 100, "clients": WORKERS})
+
+        def fill_peer(peer: Peer, total: int) -> None:
+            delay_peer(peer)
+            bench.fill(peer, total)
+
+        def title(who: str, waiting: int, delayed: int) -> str:
+            return f"{who}, {waiting:,} waiting" + (f", {delayed:,} delayed" if delayed else "")
+
+        found = [
+            Candidate(
+                title(OURS, profile.backlog, profile.delayed),
+                stocked(partial(fill, waiting), profile.backlog, ours),
+            ),
+            # All of it anew each time, which is faster than to find out what is left.
+            Candidate(
+                title(FLOOR, profile.backlog, 0),
+                stocked(lambda _: bench.emptied(profile.backlog), profile.backlog, floor),
+            ),
+        ]
+        for peer in bench.peers:
+            total, later = peer.waiting(profile.backlog), peer.waiting(profile.delayed)
+            found.append(
+                Candidate(
+                    title(peer.name, total, later),
+                    stocked(partial(fill_peer, peer), total, partial(theirs, peer)),
+                )
+            )
+        return found
 
     return Workload("backlog", "Pop and ack from a backlog", "messages/s", candidates)
 

@@ -9,6 +9,8 @@ from bench import window
 from bench.peers import program
 from bench.window import Tally, clock
 
+EMPTY = "parked"
+
 
 def application(url: str, connections: int) -> procrastinate.App:
     """Return the application on a pool of so many connections."""
@@ -34,28 +36,31 @@ async def run(task: dict[str, Any], tally: Tally) -> None:
         now = clock()
         tally.add(now, 1, now - at)
 
+    delay = {"seconds": task["delay"]} if "delay" in task else None
+
     async def send(documents: list[dict[str, Any]]) -> None:
+        deferrer = handle.configure(schedule_in=delay)
         if len(documents) == 1:
-            await handle.defer_async(**documents[0])
+            await deferrer.defer_async(**documents[0])
         else:
-            await handle.batch_defer_async(*documents)
+            await deferrer.batch_defer_async(*documents)
 
     async with app.open_async():
         if task["kind"] == "enqueue":
             await program.enqueue(task, tally, send)
             return
         await asyncio.to_thread(window.opened, tally)
-        worker = asyncio.create_task(
-            app.run_worker_async(
-                concurrency=task["clients"],
-                wait=True,
-                delete_jobs="always",
-                install_signal_handlers=False,
-            )
-        )
+        shape: dict[str, Any] = {"wait": True, "install_signal_handlers": False}
+        if task["kind"] == "work":
+            forms = [shape | {"concurrency": task["clients"], "delete_jobs": "always"}]
+        else:
+            # Workers in their usual form, each of which listens on a connection of its own.
+            forms = [shape | {"queues": [EMPTY]}] * task["clients"]
+        workers = [asyncio.create_task(app.run_worker_async(**form)) for form in forms]
         await asyncio.sleep(max(tally.until - clock(), 0))
-        worker.cancel()
-        await asyncio.wait([worker], timeout=5)
+        for worker in workers:
+            worker.cancel()
+        await asyncio.wait(workers, timeout=5)
 
 
 if __name__ == "__main__":

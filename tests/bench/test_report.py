@@ -53,11 +53,15 @@ def results() -> Results:
     table = {
         "name": "ready", "bytes": 10**6, "live": 1, "dead": 2, "updated": 4, "hot": 1, "vacuums": 3,
     }  # fmt: skip
+    small = table | {"name": "queues", "bytes": 8192}
     found.endurance["reader"] = {
-        "rate": 500,
-        "seconds": 20,
-        "samples": [{"rate": 500.0, "p50": 0.001, "p99": None}],
-        "tables": [[table]],
+        who: {
+            "rate": 500,
+            "seconds": seconds,
+            "samples": [{"rate": 500.0, "p50": 0.001, "p99": None}],
+            "tables": [[table, small]],
+        }
+        for who, seconds in (("us", 20), ("pgmq", 10))
     }
     return found
 
@@ -98,7 +102,10 @@ def test_the_page_is_written_between_its_marks(results: Results, tmp_path: Path)
     assert "old" not in text
     assert "| us | 60 | 50–70 | 1.00 |" in text
     assert "| 0.75 | met |" in text
-    assert "| `ready` | 1.0 | 1 | 2 | 4 | 25% | 3 |" in text
+    assert "| pgmq, 500 for 10 s | 1 | 500 | 1.0 | 0.0 | 4 | 1.0 |" in text
+    assert "| us: `ready` | 1.0 | 1 | 2 | 4 | 25% | 3 |" in text
+    assert "| pgmq: `ready` | 1.0 | 1 | 2 | 4 | 25% | 3 |" in text
+    assert "`queues`" not in text
     assert CliRunner().invoke(page.main, command).exit_code == 0
     assert (tmp_path / "benchmarks.md").read_text() == text
 
@@ -112,6 +119,4 @@ def test_the_drawing_is_svg_with_a_bar_for_everybody_who_ran(results: Results) -
 def test_the_tables_say_who_failed(results: Results) -> None:
     text = report.table("Push of 100", "messages/s", results.figures["push-100-one"])
     assert "failed" in text
-    assert "reader, 500 messages/s for 20 s" in report.endured(
-        "reader", results.endurance["reader"]
-    )
+    assert "us, 500 for 20 s" in report.endured("reader", results.endurance["reader"])
