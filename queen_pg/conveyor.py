@@ -102,7 +102,7 @@ class Conveyor:
 
     async def commit(self, tenant: int, transaction: Transaction, deadline: float) -> Verdict:
         """Carry out a step, in a transaction of its own, across the lanes."""
-        return await commit(
+        verdict = await commit(
             self._db,
             tenant,
             transaction,
@@ -111,6 +111,11 @@ class Conveyor:
             deliveries=self._deliveries,
             alone=self._lanes.cross,
         )
+        if self._deliveries is not None and verdict.success:
+            for item, result in zip(transaction.acks, verdict.acks, strict=True):
+                if item.lease_id and result.lease_released:
+                    self._deliveries.forget(item.lease_id, item.partition_id)
+        return verdict
 
     async def claim(self, spans: Sequence[Span], deadline: float) -> list[int | None]:
         """Claim spans, as `broker.claim` does; raise Held and claim nothing where one is held."""

@@ -2,15 +2,23 @@
 
 Pops of one source, a group on a queue or on one partition of it, stand in one line. A line is there
 for as long as somebody stands in it or it is being served.
+
+A line remembers what it is told of pushes, to hand that over without a look, and when nothing was
+left for its group. Both are beliefs: the claim judges the one, the poll renews the other.
 """
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from queen_pg.broker.pop import Demand, Group, PopAnswer, Source
+from queen_pg.broker.append import Append
+from queen_pg.broker.pop import Claim, Demand, Group, PopAnswer, Source
+
+# How many partitions with something to hand over a line remembers; more is a look's business.
+APPENDS_MAX = 64
 
 
 class Waiter(msgspec.Struct, eq=False):
@@ -37,6 +45,47 @@ class Line:
         self.seeding = False
         self.task: asyncio.Task[None] | None = None
         self.due = False
+        # Whether somebody has said that something is there, and it was not looked for since.
+        self.look = False
+        # When the walk over everything began that has left nothing behind; and how many looks began.
+        self.walked_at = -math.inf
+        self.looks = 0
+        self._appends: dict[int, Append] = {}
+
+    def told(self, append: Append) -> None:
+        """Note what was pushed: to hand it over or, where that is not certain, to look."""
+        # The first message of a partition meets no cursor, and where one would begin is to be seen.
+        if (
+            self.group is None
+            or self.group["conflation"]
+            or self.group["delaying"]
+            or append.partition_id is None
+            or append.first_offset == 0
+        ):
+            self.look = True
+            return
+        before = self._appends.pop(append.partition_id, None)
+        together = append if before is None else before.join(append)
+        if together is None or len(self._appends) >= APPENDS_MAX:
+            self.look = True
+        else:
+            self._appends[append.partition_id] = together
+
+    def take(self) -> list[Append]:
+        """Return what is there to hand over, in the order in which it came."""
+        appends = list(self._appends.values())
+        self._appends.clear()
+        return appends
+
+    def leased(self, claims: list[Claim]) -> None:
+        """Forget what cannot be handed over any more: what precedes it has been leased."""
+        for claim in claims:
+            self._appends.pop(claim.partition_id, None)
+
+    def doubt(self) -> None:
+        """Believe nothing any more about what is there."""
+        self.look = True
+        self.walked_at = -math.inf
 
 
 class Lines:

@@ -6,21 +6,36 @@ nothing stays in line, holding no connection.
 
 A line is served when a pop joins it, when this process commits something for it, and when the poll
 finds something ready: the poll asks for all lines at once, and alone guarantees progress.
+
+What this process pushes is handed to those who wait without a look, and a pop that joins a line for
+which nothing was left waits as those do who stand there already. That nothing was left is believed
+until the next poll would be; a line that is too busy for the poll looks as often itself. Looks in
+between begin where the last one ended, but for some time that a push may take to commit.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
 from queen_pg.broker import lease, pop
 from queen_pg.broker.ack import QUEUE_MODE
+from queen_pg.broker.append import Append
 from queen_pg.broker.autopilot import Pace
 from queen_pg.broker.claim import Claimer
 from queen_pg.broker.delivery import Deliveries
 from queen_pg.broker.identity import uuid_v7
-from queen_pg.broker.pop import Claim, Demand, PopAnswer, PopRequest, Source, Subscription
+from queen_pg.broker.pop import (
+    Claim,
+    Demand,
+    PopAnswer,
+    PopRequest,
+    Served,
+    Source,
+    Subscription,
+)
 from queen_pg.config import Settings
 from queen_pg.database import Database
 from queen_pg.errors import Internal, QueenError, Signal, Unavailable
@@ -28,6 +43,9 @@ from queen_pg.telemetry import logger
 from queen_pg.waiting import Line, Lines, Waiter
 
 POLL_SECONDS = 0.5
+# How much further back than its last walk over everything a look begins: hints are stamped before
+# they are committed.
+OVERLAP_SECONDS = 0.5
 # The answer to a pop must arrive before its deadline: stop claiming this much earlier.
 ANSWER_SECONDS = 0.1
 # One round, however long its pops may wait.
@@ -91,25 +109,36 @@ class Waiters:
         partition is served if it holds something.
         """
         names = set(queues)
-        self._wake_queues(tenant, names, heard=heard)
-        for queue in names:
-            self._suspect(self._lines.of_partitions(tenant, queue))
-
-    def pushed_to(self, tenant: int, partitions: Iterable[tuple[str, str]]) -> None:
-        """Do the same for who pushed, and so knows the partitions, each by its queue and name."""
-        places = set(partitions)
-        self._wake_queues(tenant, {queue for queue, _ in places}, heard=False)
-        for queue, partition in places:
-            for line in self._lines.of_partition(tenant, queue, partition):
-                self._wake(line)
-
-    def _wake_queues(self, tenant: int, queues: set[str], *, heard: bool) -> None:
-        """Serve those who read all of these queues, and tell the others."""
         if self.others is not None and not heard:
-            self.others.tell_pushed(tenant, queues)
-        for queue in queues:
+            self.others.tell_pushed(tenant, names)
+        for queue in names:
             for line in self._lines.of_queue(tenant, queue):
                 self._wake(line)
+            self._suspect(self._lines.of_partitions(tenant, queue))
+
+    def pushed_to(self, tenant: int, appends: Sequence[Append]) -> None:
+        """Do the same for who pushed, and so knows what has come to which partition."""
+        if self.others is not None:
+            self.others.tell_pushed(tenant, {append.queue for append in appends})
+        for append in appends:
+            for line in (
+                *self._lines.of_queue(tenant, append.queue),
+                *self._lines.of_partition(tenant, append.queue, append.partition),
+            ):
+                if self._leased(line, append):
+                    self._wake(line)
+                else:
+                    line.told(append)
+                    self._serve_soon(line)
+
+    def _leased(self, line: Line, append: Append) -> bool:
+        """Whether a line's group seems to be at what precedes an append still."""
+        return (
+            self.deliveries is not None
+            and line.group_id is not None
+            and append.partition_id is not None
+            and self.deliveries.out(line.group_id, append.partition_id)
+        )
 
     def freed(self, group_ids: Iterable[int], *, heard: bool = False) -> None:
         """Serve those who wait in these groups: they can claim something again."""
@@ -129,6 +158,8 @@ class Waiters:
             *self._lines.of_queue(tenant, queue),
             *self._lines.of_partitions(tenant, queue),
         ):
+            line.group = None
+            line.doubt()
             self._dismiss(line)
 
     def settled(self, lease_ids: Iterable[str]) -> None:
@@ -189,11 +220,14 @@ class Waiters:
             and request.partition is None
             and (request.batch is None or request.partitions is None),
         )
+        seconds = min(max(request.timeout_ms, 1), 60_000) / 1000
         line.waiters.append(waiter)
-        self._wake(line)
+        if waiter.wait and seconds >= 2 * POLL_SECONDS and self._drained(line):
+            waiter.entered = True
+        else:
+            self._wake(line)
         if self._poller is None:
             self._poller = loop.create_task(self._poll())
-        seconds = min(max(request.timeout_ms, 1), 60_000) / 1000
         timer = loop.call_later(max(seconds - ANSWER_SECONDS, 0.001), self._expire, line, waiter)
         try:
             return await waiter.answer
@@ -230,7 +264,20 @@ class Waiters:
         for waiter in line.waiters:
             _answer(line, waiter, [])
 
+    def _drained(self, line: Line) -> bool:
+        """Whether nothing is there for a line's group, as far as is known and not long ago."""
+        return (
+            line.group is not None
+            and not line.look
+            and asyncio.get_running_loop().time() < line.walked_at + POLL_SECONDS
+        )
+
     def _wake(self, line: Line) -> None:
+        """Look soon for something for a line."""
+        line.look = True
+        self._serve_soon(line)
+
+    def _serve_soon(self, line: Line) -> None:
         line.due = True
         if line.task is None and not self._closing:
             line.task = asyncio.get_running_loop().create_task(self._serve(line))
@@ -239,49 +286,81 @@ class Waiters:
         try:
             while line.due and line.waiters:
                 line.due = False
-                await self._round(line)
+                appends = line.take()
+                if appends and not await self._hand(line, appends):
+                    continue
+                if not self._drained(line) or any(
+                    not (waiter.wait or waiter.answer.done()) for waiter in line.waiters
+                ):
+                    await self._round(line)
         finally:
             line.task = None
             if not line.waiters:
                 self._lines.close(line)
 
+    async def _hand(self, line: Line, appends: list[Append]) -> bool:
+        """Hand over what was pushed, or have it looked for; return False when that fails."""
+        group = line.group
+        standing = _standing(line)
+        waiters = standing[:ROUND_MAX]
+        if group is None or not waiters:
+            line.doubt()
+            return True
+        handing = pop.hand(
+            self._db,
+            line.source,
+            group,
+            [waiter.demand for waiter in waiters],
+            len(standing),
+            appends,
+            asyncio.get_running_loop().time() + ROUND_SECONDS,
+            claimer=self.claimer,
+            deliveries=self.deliveries,
+        )
+        served = await self._served(line, waiters, handing)
+        if served is None:
+            line.doubt()
+            return False
+        line.group = served.group
+        if not served.drained:
+            line.doubt()
+        await self._give(line, waiters, served)
+        return True
+
     async def _round(self, line: Line) -> None:
-        """Serve a line once, and answer those who got something or do not wait."""
-        for waiter in line.waiters:
-            if waiter.gone():
-                _answer(line, waiter, [])
-        standing = [waiter for waiter in line.waiters if not waiter.answer.done()]
+        """Look for something for a line once; answer who got something or does not wait."""
+        standing = _standing(line)
         waiters = standing[:ROUND_MAX]
         if not waiters:
             return
         # A group that its pops have seen, and that is gone, was deleted: they must not revive it.
         entering = line.source.partition is not None or not all(w.entered for w in waiters)
-        for waiter in waiters:
-            waiter.served = True
-        deadline = asyncio.get_running_loop().time() + ROUND_SECONDS
-        try:
-            served = await pop.serve(
-                self._db,
-                line.source,
-                [waiter.demand for waiter in waiters],
-                len(standing),
-                deadline,
-                entering=entering,
-                group=line.group,
-                claimer=self.claimer,
-                deliveries=self.deliveries,
-            )
-        except QueenError as error:
-            self._failed(line, waiters, error)
+        begun = asyncio.get_running_loop().time()
+        walked_at, line.walked_at, line.look = line.walked_at, -math.inf, False
+        line.looks += 1
+        # Who does not wait is told what there is, however it came to be.
+        recent = (
+            line.group is not None
+            and begun < walked_at + POLL_SECONDS
+            and all(waiter.wait for waiter in waiters)
+        )
+        serving = pop.serve(
+            self._db,
+            line.source,
+            [waiter.demand for waiter in waiters],
+            len(standing),
+            begun + ROUND_SECONDS,
+            entering=entering,
+            group=line.group,
+            recent_seconds=begun - walked_at + OVERLAP_SECONDS if recent else None,
+            claimer=self.claimer,
+            deliveries=self.deliveries,
+        )
+        served = await self._served(line, waiters, serving)
+        if served is None:
             return
-        except Exception as error:
-            _log.error("pop.broken", queue=line.source.queue, exc_info=error)
-            self._failed(line, waiters, Internal("internal error"))
-            return
-        finally:
-            for waiter in waiters:
-                waiter.served = False
-        self._troubled = False
+        if served.drained:
+            line.walked_at = walked_at if recent else begun
         self._lines.move(line, served.group_id)
         # Once it is registered and seeded, nothing changes about it until it is gone.
         settled = served.group is not None and served.group["registered"] and not served.seeding
@@ -294,11 +373,9 @@ class Waiters:
             return
         for waiter in waiters:
             waiter.entered = True
+        await self._give(line, waiters, served)
         for waiter, claims in zip(waiters, served.claims, strict=True):
-            if claims and (waiter.answer.done() or waiter.gone()):
-                await self._return(waiter.demand, line.group_id, claims)
-                line.due = True
-            elif claims or not waiter.wait:
+            if not claims and not waiter.wait:
                 _answer(line, waiter, claims)
         beyond = standing[len(waiters) :]
         if beyond and any(served.claims):
@@ -309,7 +386,40 @@ class Waiters:
                 if not waiter.wait:
                     _answer(line, waiter, [])
 
-    def _failed(self, line: Line, waiters: list[Waiter], error: QueenError) -> None:
+    async def _served(
+        self, line: Line, waiters: Sequence[Waiter], serving: Awaitable[Served]
+    ) -> Served | None:
+        """Let nobody of these leave while they are being served; None, and told, when it fails."""
+        for waiter in waiters:
+            waiter.served = True
+        try:
+            served = await serving
+        except QueenError as error:
+            self._failed(line, waiters, error)
+            return None
+        except Exception as error:
+            _log.error("pop.broken", queue=line.source.queue, exc_info=error)
+            self._failed(line, waiters, Internal("internal error"))
+            return None
+        finally:
+            for waiter in waiters:
+                waiter.served = False
+        self._troubled = False
+        return served
+
+    async def _give(self, line: Line, waiters: list[Waiter], served: Served) -> None:
+        """Answer those who got something, or give it back for those who have gone meanwhile."""
+        for waiter, claims in zip(waiters, served.claims, strict=True):
+            if not waiter.demand.commit_on_delivery:
+                # The ack tells when there is more in a partition that is leased.
+                line.leased(claims)
+            if claims and (waiter.answer.done() or waiter.gone()):
+                await self._return(waiter.demand, line.group_id, claims)
+                self._wake(line)
+            elif claims:
+                _answer(line, waiter, claims)
+
+    def _failed(self, line: Line, waiters: Sequence[Waiter], error: QueenError) -> None:
         """Those who wait keep waiting while the database is away; the others are told."""
         if not self._troubled:
             _log.warning(
@@ -338,10 +448,10 @@ class Waiters:
         """Wake every line for which something is ready, however it came to be."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            idle = [line for line in self._lines if line.task is None and line.waiters]
-            queues = [line for line in idle if line.source.partition is None]
+            lines = [line for line in self._lines if line.waiters]
+            queues = [line for line in lines if line.source.partition is None]
             groups = {line.group_id: line for line in queues if line.group_id is not None}
-            partitions = [line for line in idle if line.source.partition is not None]
+            partitions = [line for line in lines if line.source.partition is not None]
             # When the database is away, the next poll asks again.
             with contextlib.suppress(QueenError, Signal):
                 if groups:
@@ -371,19 +481,28 @@ class Waiters:
     async def _look_at_groups(self, lines: Mapping[int, Line]) -> None:
         """Wake the lines of groups that have something ready, or will before the next poll."""
         loop = asyncio.get_running_loop()
+        asked = loop.time()
+        looks = {line: line.looks for line in lines.values()}
         for row in await self._db.read(
             "_next_ready", group_id=list(lines), within_seconds=POLL_SECONDS
         ):
             line = lines[row["group_id"]]
             if row["wait_seconds"] is None:
                 self._dismiss(line)
-            elif row["wait_seconds"] <= 0:
-                self._wake(line)
-            else:
+            elif row["wait_seconds"] > 0:
                 loop.call_later(row["wait_seconds"], self._wake, line)
+                continue
+            else:
+                # Wherever that is: from the oldest on.
+                line.doubt()
+                self._serve_soon(line)
+            del looks[line]
+        _found_nothing(looks, asked)
 
     async def _look_at_partitions(self, lines: Sequence[Line]) -> None:
         """Wake the lines of single partitions that hold something their group may claim."""
+        asked = asyncio.get_running_loop().time()
+        looks = {line: line.looks for line in lines}
         for row in await self._db.read(
             "_claimable",
             tenant=[line.source.tenant for line in lines],
@@ -393,10 +512,12 @@ class Waiters:
             group_id=[line.group_id for line in lines],
         ):
             line = lines[row["place"] - 1]
+            del looks[line]
             if row["gone"]:
                 self._dismiss(line)
             else:
                 self._wake(line)
+        _found_nothing(looks, asked)
 
     async def _discover(
         self, tenant: int, request: PopRequest, gone: Callable[[], bool]
@@ -444,6 +565,21 @@ class Waiters:
             conflation=conflation,
             conflation_conflict=conflict,
         )
+
+
+def _found_nothing(looks: Mapping[Line, int], asked: float) -> None:
+    """Note that there was nothing for these lines, unless a look that has begun since knows more."""
+    for line, number in looks.items():
+        if line.looks == number:
+            line.walked_at = max(line.walked_at, asked)
+
+
+def _standing(line: Line) -> list[Waiter]:
+    """Return who stands in a line; those who are gone stand there no more."""
+    for waiter in line.waiters:
+        if waiter.gone():
+            _answer(line, waiter, [])
+    return [waiter for waiter in line.waiters if not waiter.answer.done()]
 
 
 def _answer(line: Line, waiter: Waiter, claims: list[Claim]) -> None:

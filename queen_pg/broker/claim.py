@@ -1,4 +1,4 @@
-"""Claim: lease spans of offsets, proposed by a look outside, in one step for several pops."""
+"""Claim: lease spans of offsets, proposed outside the step, in one step for several pops."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -13,7 +13,8 @@ from queen_pg.errors import Conflict
 class Span(msgspec.Struct, frozen=True):
     """Offsets of a partition to be leased to a pop, and the cursor as the proposal saw it.
 
-    `next_offset` is the partition's, `committed_offset` where the group is or would begin.
+    `next_offset` is the partition's, `committed_offset` where the group is or would begin. A
+    `queue_id` says that nobody has looked: the step judges the queue's delays, and knows its lease.
     """
 
     partition_id: int
@@ -24,9 +25,10 @@ class Span(msgspec.Struct, frozen=True):
     end_offset: int
     next_offset: int
     lease_id: UUID
-    lease_seconds: int
+    lease_seconds: int | None
     commit_on_delivery: bool
     conflated: bool
+    queue_id: int | None = None
 
 
 KEY_TAKEN = "23505"

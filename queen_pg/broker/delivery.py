@@ -29,6 +29,8 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, int], Delivery] = OrderedDict()
+        # The latest lease on each cursor, by group and partition.
+        self._leases: dict[tuple[int, int], str] = {}
         self._messages = 0
 
     def note(self, partition_id: int, delivery: Delivery) -> None:
@@ -36,17 +38,23 @@ class Deliveries:
         key = (str(delivery.lease_id), partition_id)
         self.forget(*key)
         self._known[key] = delivery
+        self._leases[delivery.group_id, partition_id] = key[0]
         self._messages += len(delivery.offsets)
         while self._messages > MESSAGES_MAX:
-            _, oldest = self._known.popitem(last=False)
-            self._messages -= len(oldest.offsets)
+            self.forget(*next(iter(self._known)))
 
     def find(self, lease_id: str, partition_id: int) -> Delivery | None:
         """Return what was delivered under a lease from a partition."""
         return self._known.get((lease_id, partition_id))
+
+    def out(self, group_id: int, partition_id: int) -> bool:
+        """Whether the latest delivery of a partition to a group is not known to be settled."""
+        return (group_id, partition_id) in self._leases
 
     def forget(self, lease_id: str, partition_id: int) -> None:
         """Drop a delivery that is settled."""
         gone = self._known.pop((lease_id, partition_id), None)
         if gone is not None:
             self._messages -= len(gone.offsets)
+            if self._leases.get((gone.group_id, partition_id)) == lease_id:
+                del self._leases[gone.group_id, partition_id]

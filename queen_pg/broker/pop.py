@@ -1,7 +1,8 @@
 """Pop: find where a consumer group may claim, claim it for the calls that ask, read the messages.
 
 `serve` does this for several calls of one source at once, so that waiting consumers share their
-transactions. Only the claim is a step; see sql/pop.sql.
+transactions. `hand` leaves out to find: it proposes what this process has just appended. Only the
+claim is a step; see sql/pop.sql.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import asyncpg
 import msgspec
 
 from queen_pg.broker.ack import QUEUE_MODE
+from queen_pg.broker.append import Append
 from queen_pg.broker.claim import Claimer, Span, claim
 from queen_pg.broker.delivery import Deliveries, Delivery
 from queen_pg.broker.lease import give_back
@@ -145,21 +147,26 @@ Group = Mapping[str, Any]
 class Served(msgspec.Struct):
     """A source's group as a round found it, and the claims of each demand, in order.
 
-    Without a group there is no conflation policy yet.
+    Without a group there is no conflation policy yet. `drained` says that nothing was left behind.
     """
 
     group: Group | None = None
     group_id: int | None = None
     conflation: bool | None = None
     seeding: bool = False
+    drained: bool = False
     claims: list[list[Claim]] = []
+
+
+_Candidate = Mapping[str, Any]
+"""A span that may be claimed, as queen._candidates tells of it."""
 
 
 class _Grant(msgspec.Struct):
     """A candidate given to a demand, by its place, and the last offset it gets."""
 
     demand: int
-    candidate: asyncpg.Record
+    candidate: _Candidate
     end_offset: int
 
 
@@ -172,6 +179,7 @@ async def serve(
     *,
     entering: bool = True,
     group: Group | None = None,
+    recent_seconds: float | None = None,
     claimer: Claimer | None = None,
     deliveries: Deliveries | None = None,
 ) -> Served:
@@ -182,7 +190,7 @@ async def serve(
     unless none of the calls is `entering`, on its first attempt; a partition never is.
 
     `group` is what an earlier call found (`Served.group`), `claimer` carries out the claims, and
-    `deliveries` is told of them.
+    `deliveries` is told of them. `recent_seconds` is for who knows that nothing older is ready.
     """
     served = Served(claims=[[] for _ in demands])
     for _ in range(CLAIM_ROUNDS_MAX):
@@ -197,13 +205,76 @@ async def serve(
         served.seeding = group["seeding"]
         try:
             if not places or not await _round(
-                db, source, group, demands, places, waiting, served, deadline, claimer
+                db,
+                source,
+                group,
+                demands,
+                places,
+                waiting,
+                served,
+                deadline,
+                recent_seconds,
+                claimer,
             ):
+                served.drained = not all(served.claims)
                 break
         except Stale:
             # The queue or the group was deleted since we looked.
             group = None
             served.group_id = None
+    if deliveries is not None:
+        _note(deliveries, source, demands, served)
+    return served
+
+
+async def hand(
+    db: Database,
+    source: Source,
+    group: Group,
+    demands: Sequence[Demand],
+    waiting: int,
+    appends: Sequence[Append],
+    deadline: float,
+    *,
+    claimer: Claimer | None = None,
+    deliveries: Deliveries | None = None,
+) -> Served:
+    """Claim what has just been appended for the demands, oldest first, without a look.
+
+    The group is as `serve` found it, registered and not conflating. Each append is proposed as what
+    comes next in its partition, and the claim grants it only if that is so. Unless what is returned
+    is `drained`, something is to be looked for, and without a group, after asking for that anew:
+    something was lost, and perhaps it is gone, or its queue delays now.
+    """
+    served = Served(group_id=group["group_id"], conflation=group["conflation"])
+    served.claims = [[] for _ in demands]
+    candidates: list[_Candidate] = [
+        {
+            "partition_id": append.partition_id,
+            "partition_name": append.partition,
+            "cursor_exists": True,
+            "committed_offset": append.first_offset - 1,
+            "start_offset": append.first_offset,
+            "end_offset": append.last_offset,
+            "next_offset": append.last_offset + 1,
+            "lease_time_seconds": None,
+            "queue_id": group["queue_id"],
+        }
+        for append in appends
+    ]
+    grants = _share(candidates, demands, range(len(demands)), waiting, conflated=False)
+    # What a lease leaves behind comes with its ack; what is committed on delivery has none.
+    whole = all(
+        grant.end_offset == grant.candidate["end_offset"]
+        or not demands[grant.demand].commit_on_delivery
+        for grant in grants
+    )
+    try:
+        lost = await _take(db, group, demands, grants, served, deadline, claimer)
+    except Stale:
+        lost = True
+    served.group = None if lost else group
+    served.drained = whole and not lost and len(grants) == len(appends)
     if deliveries is not None:
         _note(deliveries, source, demands, served)
     return served
@@ -310,6 +381,7 @@ async def _round(
     waiting: int,
     served: Served,
     deadline: float,
+    recent_seconds: float | None,
     claimer: Claimer | None,
 ) -> bool:
     """Serve the demands at these places once; return whether another round may find more."""
@@ -317,15 +389,28 @@ async def _round(
 
     async def find() -> list[asyncpg.Record]:
         chosen = [demands[place] for place in places]
-        return await _find(db, source, group, chosen, conflated, deadline)
+        return await _find(db, source, group, chosen, conflated, deadline, recent_seconds)
 
     candidates = await db.retry("find", deadline, find, on=(Conflict,))
     grants = _share(candidates, demands, places, waiting, conflated)
+    return await _take(db, group, demands, grants, served, deadline, claimer)
+
+
+async def _take(
+    db: Database,
+    group: Group,
+    demands: Sequence[Demand],
+    grants: Sequence[_Grant],
+    served: Served,
+    deadline: float,
+    claimer: Claimer | None,
+) -> bool:
+    """Claim what is granted, and read it meanwhile; return whether some of it was lost."""
     if not grants:
         return False
     spans = [_span(group, demands[grant.demand], grant) for grant in grants]
     reading: Coroutine[Any, Any, list[list[Message]]] | asyncio.Task[list[list[Message]]]
-    reading = _read(db, grants, conflated, deadline)
+    reading = _read(db, grants, group["conflation"], deadline)
     if claimer is not None:
         # The claim waits for its turn: time to read, for messages never change.
         reading = asyncio.create_task(reading)
@@ -394,6 +479,7 @@ async def _find(
     demands: Sequence[Demand],
     conflated: bool,
     deadline: float,
+    recent_seconds: float | None,
 ) -> list[asyncpg.Record]:
     """Return what may be claimed now; correct the hints that were wrong, seed what is new."""
     seeding = group["seeding"] and source.partition is None
@@ -416,6 +502,7 @@ async def _find(
             message_max=sum(demand.batch for demand in demands),
             partition_max=sum(demand.partitions or PARTITIONS_MAX for demand in demands),
             demands=len(demands),
+            recent_seconds=recent_seconds,
         )
         found = [row for row in rows if row["end_offset"] is not None]
         if source.partition is not None:
@@ -479,7 +566,7 @@ def _expect_birth(source: Source, demands: Sequence[Demand]) -> None:
 
 
 def _share(
-    candidates: Sequence[asyncpg.Record],
+    candidates: Sequence[_Candidate],
     demands: Sequence[Demand],
     places: Sequence[int],
     waiting: int,
@@ -524,6 +611,7 @@ def _span(group: Group, demand: Demand, grant: _Grant) -> Span:
         lease_seconds=demand.lease_seconds or candidate["lease_time_seconds"],
         commit_on_delivery=demand.commit_on_delivery,
         conflated=group["conflation"],
+        queue_id=candidate.get("queue_id"),
     )
 
 

@@ -33,12 +33,16 @@ class PushItem(msgspec.Struct, frozen=True):
 
 
 class PushResult(msgspec.Struct, frozen=True):
-    """What became of a message; of a duplicate, the id and offset of the original."""
+    """What became of a message; of a duplicate, the id and offset of the original.
+
+    The partition's id is there when the append was given it.
+    """
 
     status: Literal["queued", "duplicate", "error"]
     message_id: str | None
     transaction_id: str
     offset: int | None
+    partition_id: int | None = None
 
 
 class Batch:
@@ -87,14 +91,16 @@ class Batch:
         sizes = [len(groups[group]) for group in order]
         places = [place for group in order for place in groups[group]]
         items = [self._items[place] for place in places]
+        partition_ids = [ids.get(name) for name in order]
         return Arrays(
             places=places,
             sizes=sizes,
+            partition_ids=partition_ids,
             arguments={
                 # Names are for those to be created.
                 "group_queue": None if known else [queue for queue, _ in order],
                 "group_partition": None if known else [partition for _, partition in order],
-                "group_partition_id::bigint[]": array(map(ids.get, order)),
+                "group_partition_id::bigint[]": array(partition_ids),
                 "item_group::integer[]": array(
                     [number for number, size in enumerate(sizes, 1) for _ in range(size)]
                 ),
@@ -124,10 +130,14 @@ class Batch:
 
 
 class Arrays(msgspec.Struct, frozen=True):
-    """A batch laid out: SQL arguments, the place in the call of each message, each group's size."""
+    """A batch laid out: SQL arguments, and the place in the call of each message.
+
+    Of each group it has the size, and the id of the partition, if there is one.
+    """
 
     places: list[int]
     sizes: list[int]
+    partition_ids: list[int | None]
     arguments: dict[str, Any]
 
     async def store(
@@ -173,7 +183,13 @@ class Arrays(msgspec.Struct, frozen=True):
         transaction_ids = self.arguments["item_transaction_id"]
         tail = row["tail"]
         item = 0
-        for size, first, head in zip(self.sizes, row["first_offset"], row["head"], strict=True):
+        for size, partition_id, first, head in zip(
+            self.sizes,
+            self.partition_ids,
+            row["first_offset"],
+            row["head"],
+            strict=True,
+        ):
             start = f"{head[:8]}-{head[8:12]}-{head[12:]}-"
             for offset in range(first, first + size):
                 if message_ids is None or message_ids[item] is None:
@@ -183,7 +199,11 @@ class Arrays(msgspec.Struct, frozen=True):
                     message_id = str(message_ids[item])
                 given = transaction_ids[item]
                 results[self.places[item]] = PushResult(
-                    "queued", message_id, message_id if given is None else given, offset
+                    "queued",
+                    message_id,
+                    message_id if given is None else given,
+                    offset,
+                    partition_id,
                 )
                 item += 1
         return results

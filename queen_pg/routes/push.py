@@ -7,6 +7,7 @@ import msgspec
 from litestar.response.base import ASGIResponse
 
 from queen_pg import frames
+from queen_pg.broker.append import appends
 from queen_pg.broker.push import PushItem, PushResult
 from queen_pg.errors import BadBody, PayloadTooLarge
 from queen_pg.routes import wire
@@ -47,14 +48,7 @@ async def push(request: wire.AnyRequest) -> ASGIResponse:
         items, counts = _json_items(body), False
     tenant = wire.tenant(request)
     results = await wire.conveyor(request).push(tenant, items, wire.deadline())
-    wire.waiters(request).pushed_to(
-        tenant,
-        {
-            (item.queue, item.partition)
-            for item, result in zip(items, results, strict=True)
-            if result.status == "queued"
-        },
-    )
+    wire.waiters(request).pushed_to(tenant, appends(items, results))
     return wire.answer(_counted(results) if counts else _rendered(items, results), 201)
 
 

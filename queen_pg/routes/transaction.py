@@ -16,6 +16,7 @@ from queen_pg import frames, limits
 from queen_pg.broker import kv, switch, timer, timer_document
 from queen_pg.broker import transaction as broker
 from queen_pg.broker.ack import QUEUE_MODE, AckResult, released
+from queen_pg.broker.append import appends
 from queen_pg.broker.identity import uuid_v7
 from queen_pg.broker.push import Batch, PushItem, PushResult
 from queen_pg.broker.quota import Quotas
@@ -150,7 +151,7 @@ async def transaction(request: wire.AnyRequest) -> ASGIResponse:
     if not verdict.success:
         return _rolled_back(str(transaction_id), call, verdict)
     waiters = wire.waiters(request)
-    waiters.pushed_to(tenant, {(item.queue, item.partition) for item in call.items})
+    waiters.pushed_to(tenant, appends(call.items, verdict.pushes))
     waiters.freed(verdict.woken)
     waiters.settled(released(call.acks, verdict.acks))
     if any(operation["op"] != "cancel" for operation in call.timers):

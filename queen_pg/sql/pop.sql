@@ -4,6 +4,8 @@
 -- proposes spans of offsets; messages are immutable and offsets only grow, so a proposal stays true while the
 -- cursor it was made from stays where it was. `_claim` is the SERIALIZABLE step: it locks the cursors by key,
 -- checks exactly that, and writes the leases. `_read_messages` then fetches the payloads.
+--
+-- What a broker has just appended itself it may propose without a look; `_claim` then judges the queue's options too.
 
 -- What a pop has to know of its queue and group. Null group_id: the name is new to this queue.
 create or replace function queen._subscription(
@@ -11,10 +13,10 @@ create or replace function queen._subscription(
     queue text,
     consumer_group text
 ) returns table (
-    queue_id bigint, lease_time_seconds integer, group_id bigint, registered boolean, conflation boolean, seeding boolean
+    queue_id bigint, delaying boolean, group_id bigint, registered boolean, conflation boolean, seeding boolean
 )
 language sql stable parallel safe as $$
-    select q.id, q.lease_time_seconds, g.id, g.registered_at is not null, g.conflation,
+    select q.id, greatest(q.delayed_processing_seconds, q.window_buffer_seconds) > 0, g.id, g.registered_at is not null, g.conflation,
            g.seed_after is not null or g.registered_xid is not null
     from queen.queues q
     left join queen.consumer_groups g on g.queue_id = q.id and g.name = _subscription.consumer_group
@@ -120,7 +122,9 @@ comment on function queen._seed_ready(bigint, integer) is
 -- that may be delivered now; and, with a null end_offset, partitions whose hint was wrong and the moment it
 -- should say. Given a partition, only that one is looked at, whatever the hints say. mode and from are
 -- the request's: they count for a group that has no subscription (data-plane 4.8-2). A partition goes to one
--- demand alone, so there are as many proposals as demands, if that many partitions have something.
+-- demand alone, so there are as many proposals as demands, if that many partitions have something. With recent_seconds,
+-- only those that became ready so recently are proposed: beside a reader that keeps an old snapshot, what lies further
+-- back is mostly dead, cannot be removed, and would be walked over again.
 create or replace function queen._candidates(
     queue_id bigint,
     group_id bigint,
@@ -130,7 +134,8 @@ create or replace function queen._candidates(
     conflated boolean,
     message_max integer,
     partition_max integer,
-    demands integer default 1
+    demands integer default 1,
+    recent_seconds double precision default null
 ) returns table (
     partition_id bigint, partition_name text, cursor_exists boolean, committed_offset bigint,
     start_offset bigint, end_offset bigint, next_offset bigint, hinted_at timestamptz, ready_at timestamptz,
@@ -162,7 +167,8 @@ begin
     for v_row in
         select p.id, p.name, p.next_offset, p.log_start_offset, p.last_append_at, r.ready_at, r.held, c.group_id as cursor_group_id,
                c.committed_offset, c.lease_id, c.lease_expires_at
-        from queen._ready_partitions(_candidates.queue_id, _candidates.group_id, _candidates.partition, v_now,
+        from queen._ready_partitions(_candidates.queue_id, _candidates.group_id, _candidates.partition,
+                                     coalesce(v_now - make_interval(secs => _candidates.recent_seconds), '-infinity'), v_now,
                                      greatest(least(_candidates.partition_max, _candidates.message_max), _candidates.demands) + 16) r
         -- One lookup by key for each, whatever the planner believes about sizes.
         cross join lateral (select p.* from queen.partitions p where p.id = r.partition_id offset 0) p
@@ -236,7 +242,7 @@ begin
 end;
 $$;
 
-comment on function queen._candidates(bigint, bigint, text, text, timestamptz, boolean, integer, integer, integer) is
+comment on function queen._candidates(bigint, bigint, text, text, timestamptz, boolean, integer, integer, integer, double precision) is
     'Spans that a group may claim now, longest ready first; with a null end_offset, hints to correct.';
 
 -- Whether somebody else is changing a row and has not committed, by the row's xmin and xmax. An upsert leaves its own
@@ -263,7 +269,7 @@ comment on function queen._held(xid, xid) is 'Whether another transaction that g
 -- A hint that somebody holds is passed over: a claim would wait for it, and with it whatever else it claims. An application
 -- that has pushed to a partition holds it until its own transaction ends. A partition named is returned even so.
 create or replace function queen._ready_partitions(
-    queue_id bigint, group_id bigint, partition text, moment timestamptz, partition_max integer
+    queue_id bigint, group_id bigint, partition text, since timestamptz, moment timestamptz, partition_max integer
 ) returns table (partition_id bigint, ready_at timestamptz, held boolean, place bigint)
 language plpgsql stable as $$
 #variable_conflict use_column
@@ -281,7 +287,7 @@ begin
         select r.partition_id, r.ready_at, false, row_number() over (order by r.ready_at)
         from queen.ready r
         where r.group_id = _ready_partitions.group_id
-          and r.ready_at <= _ready_partitions.moment and r.ready_at < 'infinity'
+          and r.ready_at >= _ready_partitions.since and r.ready_at <= _ready_partitions.moment and r.ready_at < 'infinity'
           -- Most are told without the call: nobody else has touched them, or nobody who goes on.
           and (r.xmax = r.xmin or age(r.xmax) > v_oldest or not queen._held(r.xmin, r.xmax))
         order by r.ready_at
@@ -290,8 +296,8 @@ begin
 end;
 $$;
 
-comment on function queen._ready_partitions(bigint, bigint, text, timestamptz, integer) is
-    'The partition named, or those whose hints say that the group may claim them, longest ready first.';
+comment on function queen._ready_partitions(bigint, bigint, text, timestamptz, timestamptz, integer) is
+    'The partition named, or those whose hints say since when the group may claim them, longest ready first.';
 
 -- A group's place in a partition, before it has claimed anything there. The group's key is held as for a claim.
 create or replace function queen._place_cursor(partition_id bigint, group_id bigint, committed_offset bigint) returns void
@@ -355,6 +361,10 @@ comment on function queen._first_committed(bigint, bigint, bigint, queen.consume
 -- Claim proposed spans, for one pop call or several: element by element a partition, a group, the cursor as the
 -- proposal saw it, the span, and the call's lease. Elements are in the order of (partition_id, group_id).
 -- What has changed since its proposal, or is locked by a step under way, is left out of the answer.
+--
+-- With a queue_id, nobody has looked: the span ends with messages just appended, and is granted only where the queue
+-- delays none. What precedes it must be committed, or the cursor is not where the proposal says. Such an element may
+-- leave its lease_seconds to the queue.
 create or replace function queen._claim(
     partition_id bigint[],
     group_id bigint[],
@@ -366,7 +376,8 @@ create or replace function queen._claim(
     lease_id uuid[],
     lease_seconds integer[],
     commit_on_delivery boolean[],
-    conflated boolean[]
+    conflated boolean[],
+    queue_id bigint[] default null
 ) returns table (place integer, delivery_attempt integer)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -378,15 +389,19 @@ declare
     v_now timestamptz;
     v_places integer[] := '{}';
     v_attempts integer[] := '{}';
+    v_seconds integer[] := _claim.lease_seconds;
     v_row record;
 begin
     for v_row in
         select u.place::integer as place, u.committed_offset as expected_offset, u.start_offset, c.committed_offset,
-               c.lease_id, c.lease_expires_at, c.attempt_offset, c.attempt_count
-        from unnest(_claim.partition_id, _claim.group_id, _claim.cursor_exists, _claim.committed_offset, _claim.start_offset)
-             with ordinality u (partition_id, group_id, cursor_exists, committed_offset, start_offset, place)
+               c.lease_id, c.lease_expires_at, c.attempt_offset, c.attempt_count, q.lease_time_seconds
+        from unnest(_claim.partition_id, _claim.group_id, _claim.cursor_exists, _claim.committed_offset, _claim.start_offset,
+                    _claim.queue_id)
+             with ordinality u (partition_id, group_id, cursor_exists, committed_offset, start_offset, queue_id, place)
         join queen.cursors c on c.partition_id = u.partition_id and c.group_id = u.group_id
+        left join queen.queues q on q.id = u.queue_id
         where u.cursor_exists
+          and (u.queue_id is null or greatest(q.delayed_processing_seconds, q.window_buffer_seconds) <= 0)
         order by c.partition_id, c.group_id
         for update of c skip locked
     loop
@@ -396,6 +411,9 @@ begin
         then
             v_places := v_places || v_row.place;
             v_attempts := v_attempts || case when v_row.attempt_offset = v_row.start_offset then v_row.attempt_count + 1 else 1 end;
+            if v_seconds[v_row.place] is null then
+                v_seconds[v_row.place] := greatest(v_row.lease_time_seconds, 1);
+            end if;
         end if;
     end loop;
 
@@ -420,7 +438,7 @@ begin
         batch_start_offset = case when _claim.commit_on_delivery[u.place] then null else _claim.start_offset[u.place] end,
         batch_end_offset = case when _claim.commit_on_delivery[u.place] then null else _claim.end_offset[u.place] end,
         lease_expires_at = case when _claim.commit_on_delivery[u.place] then null
-                                else v_now + make_interval(secs => _claim.lease_seconds[u.place]) end,
+                                else v_now + make_interval(secs => v_seconds[u.place]) end,
         lease_conflated = _claim.conflated[u.place],
         attempt_offset = case when _claim.commit_on_delivery[u.place] then null else _claim.start_offset[u.place] end,
         attempt_count = case when _claim.commit_on_delivery[u.place] then 0 else u.attempt end,
@@ -436,7 +454,7 @@ begin
            case when not d.commits then _claim.lease_id[u.place] end,
            case when not d.commits then _claim.start_offset[u.place] end,
            case when not d.commits then _claim.end_offset[u.place] end,
-           case when not d.commits then v_now + make_interval(secs => _claim.lease_seconds[u.place]) end,
+           case when not d.commits then v_now + make_interval(secs => v_seconds[u.place]) end,
            _claim.conflated[u.place],
            case when not d.commits then _claim.start_offset[u.place] end,
            case when d.commits then 0 else 1 end,
@@ -447,7 +465,7 @@ begin
 
     insert into queen.ready (group_id, partition_id, ready_at, next_offset, lease_id)
     select _claim.group_id[u.place], _claim.partition_id[u.place],
-           case when not d.commits then v_now + make_interval(secs => _claim.lease_seconds[u.place])
+           case when not d.commits then v_now + make_interval(secs => v_seconds[u.place])
                 when _claim.end_offset[u.place] + 1 >= _claim.next_offset[u.place] then 'infinity'
                 else v_now end,
            _claim.next_offset[u.place],
@@ -467,7 +485,9 @@ begin
 end;
 $$;
 
-comment on function queen._claim(bigint[], bigint[], boolean[], bigint[], bigint[], bigint[], bigint[], uuid[], integer[], boolean[], boolean[]) is
+comment on function queen._claim(
+    bigint[], bigint[], boolean[], bigint[], bigint[], bigint[], bigint[], uuid[], integer[], boolean[], boolean[], bigint[]
+) is
     'Lease proposed spans (or commit them on delivery); the places granted, with their delivery attempts.';
 
 create or replace function queen._read_messages(partition_id bigint[], start_offset bigint[], end_offset bigint[])

@@ -8,6 +8,7 @@ from typing import Any
 
 from queen_pg.broker import lease, queue
 from queen_pg.broker.ack import QUEUE_MODE, Acked, AckItem, AckStatus
+from queen_pg.broker.append import appends
 from queen_pg.broker.delivery import Deliveries
 from queen_pg.broker.lease import Extension
 from queen_pg.broker.pop import Claim, PopAnswer, PopRequest
@@ -61,12 +62,7 @@ class Process:
     async def push(self, items: Sequence[PushItem]) -> list[PushResult]:
         """Push, and wake who waits here, as the route does."""
         results = await self.conveyor.push(TENANT, items, self.deadline())
-        queued = {
-            (item.queue, item.partition)
-            for item, result in zip(items, results, strict=True)
-            if result.status == "queued"
-        }
-        self.waiters.pushed_to(TENANT, queued)
+        self.waiters.pushed_to(TENANT, appends(items, results))
         return results
 
     async def push_one(
@@ -129,7 +125,7 @@ class Process:
         """Carry out a transaction, and wake who waits here, as the route does."""
         verdict = await self.conveyor.commit(TENANT, one, self.deadline())
         if verdict.success:
-            self.waiters.pushed(TENANT, {item.queue for item in one.items})
+            self.waiters.pushed_to(TENANT, appends(one.items, verdict.pushes))
             self.waiters.freed(verdict.woken)
         return verdict
 
