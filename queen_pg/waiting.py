@@ -47,8 +47,9 @@ class Line:
         self.due = False
         # Whether somebody has said that something is there, and it was not looked for since.
         self.look = False
-        # When the walk over everything began that has left nothing behind; and how many looks began.
+        # When the walk over everything began that has left nothing behind.
         self.walked_at = -math.inf
+        # How many looks have begun.
         self.looks = 0
         self._appends: dict[int, Append] = {}
 

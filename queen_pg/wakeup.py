@@ -568,7 +568,7 @@ class Waiters:
 
 
 def _found_nothing(looks: Mapping[Line, int], asked: float) -> None:
-    """Note that there was nothing for these lines, unless a look that has begun since knows more."""
+    """Note that there was nothing for lines, unless a look that has begun since knows more."""
     for line, number in looks.items():
         if line.looks == number:
             line.walked_at = max(line.walked_at, asked)
