@@ -29,22 +29,30 @@ create or replace function queen._hold_partitions(tenant integer, item_queue tex
 returns bigint[]
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
+    v_queue_id bigint;
     v_id bigint[];
     v_locked integer;
     v_missing integer[];
 begin
     loop
+        if _hold_partitions.item_queue[1] = all(_hold_partitions.item_queue) then
+            select q.id into v_queue_id
+            from queen.queues q
+            where q.tenant_id = _hold_partitions.tenant and q.name = _hold_partitions.item_queue[1];
+        end if;
         -- Not by joins: planned while there are few queues, they would go on to look through all of them.
         select array_agg((select p.id from queen.partitions p where p.queue_id = i.queue_id and p.name = i.partition)
                          order by i.place)
         into v_id
         from (
             select u.place, u.partition,
-                   (select q.id from queen.queues q where q.tenant_id = _hold_partitions.tenant and q.name = u.queue) as queue_id
+                   coalesce(v_queue_id, (select q.id from queen.queues q
+                                         where q.tenant_id = _hold_partitions.tenant and q.name = u.queue)) as queue_id
             from unnest(_hold_partitions.item_queue, _hold_partitions.item_partition)
                  with ordinality u (queue, partition, place)
             offset 0
@@ -85,6 +93,7 @@ create or replace function queen._push_one(
 )
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -99,9 +108,10 @@ begin
         select p.id, p.queue_id, make_interval(secs => q.dedup_window_seconds) as dedup_window,
                make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0)) as hold
         into v_held
-        from queen.queues q
-        join queen.partitions p on p.queue_id = q.id
-        where q.tenant_id = _push_one.tenant and q.name = _push_one.queue and p.name = _push_one.partition
+        from queen.partitions p
+        join queen.queues q on q.id = p.queue_id
+        where p.queue_id = (select q.id from queen.queues q where q.tenant_id = _push_one.tenant and q.name = _push_one.queue)
+          and p.name = _push_one.partition
         for no key update of p;
         exit when found;
         perform queen._hold_partitions(_push_one.tenant, array[_push_one.queue], array[_push_one.partition]);
@@ -114,7 +124,8 @@ begin
             from queen.messages m
             where m.partition_id = v_held.id
               and hashtextextended(m.transaction_id, 0) = hashtextextended(_push_one.transaction_id, 0)
-            order by m.message_offset
+            -- A sum, which no index has: for the order of one, all messages of the partition would be read.
+            order by m.message_offset + 0
         loop
             if v_stored.transaction_id = _push_one.transaction_id
                and v_held.dedup_window > interval '0' and v_stored.created_at >= v_now - v_held.dedup_window
@@ -287,6 +298,7 @@ create or replace function queen._push_share(
 ) returns table (place integer, status text, message_id uuid, message_offset bigint)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set random_page_cost = 0 set cpu_operator_cost = 0
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -305,9 +317,10 @@ begin
         select p.id, p.queue_id,
                make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0)) as hold
         into v_held
-        from queen.queues q
-        join queen.partitions p on p.queue_id = q.id
-        where q.tenant_id = _push_share.tenant and q.name = _push_share.queue and p.name = _push_share.partition
+        from queen.partitions p
+        join queen.queues q on q.id = p.queue_id
+        where p.queue_id = (select q.id from queen.queues q where q.tenant_id = _push_share.tenant and q.name = _push_share.queue)
+          and p.name = _push_share.partition
         for no key update of p;
         exit when found;
         perform queen._hold_partitions(_push_share.tenant, array[_push_share.queue], array[_push_share.partition]);
@@ -319,7 +332,7 @@ begin
         from (select hashtextextended(u.transaction_id, 0) as hash from unnest(_push_share.item_transaction_id) u (transaction_id)) h;
         if not v_differ
             or exists (select from queen.messages m
-                       where m.partition_id = v_held.id and hashtextextended(m.transaction_id, 0) = any(v_hash))
+                       where m.partition_id = v_held.id and hashtextextended(m.transaction_id, 0) = any(v_hash) and m.repeat = 0)
         then
             return query
             select c.place, c.status, c.message_id, c.message_offset
@@ -362,9 +375,11 @@ $$;
 comment on function queen._push_share(integer, text, text, text[], uuid[], json[]) is
     'Push messages to one partition, which is created when there is none.';
 
--- Append messages that repeat nothing to partitions that are locked, in the order of the call.
-create or replace function queen._append_shares(
-    item_partition_id bigint[],
+-- Push messages, each to a partition of its own: what _push_share does, with the messages numbered share by share.
+create or replace function queen._push_shares(
+    tenant integer,
+    item_queue text[],
+    item_partition text[],
     item_transaction_id text[],
     item_trace_id uuid[],
     item_payload json[]
@@ -376,55 +391,91 @@ set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
-    v_now timestamptz := queen.now();
-    v_now_head text := queen._uuid_v7_head(v_now);
-    v_tail text := queen._id_tail();
+    v_item_id bigint[];
     v_share integer[];
-    v_number integer[];
+    v_behind integer[];
+    v_now timestamptz;
+    v_now_head text;
+    v_tail text := queen._id_tail();
     v_id bigint[];
     v_queue_id bigint[];
     v_next bigint[];
-    v_before bigint[];
     v_stamp timestamptz[];
-    v_head text[];
-    v_offset bigint[];
-    v_created_at timestamptz[];
-    v_message_id uuid[];
     v_reader record;
 begin
-    -- Each message's share, in the order of the partitions' ids, and its number in it.
-    select array_agg(s.share order by s.place), array_agg(s.number order by s.place)
-    into v_share, v_number
+    if _push_shares.item_partition[1] = all(_push_shares.item_partition)
+        and _push_shares.item_queue[1] = all(_push_shares.item_queue)
+    then
+        return query
+        select s.place, s.status, s.message_id, s.message_offset
+        from queen._push_share(_push_shares.tenant, _push_shares.item_queue[1], _push_shares.item_partition[1],
+                               _push_shares.item_transaction_id, _push_shares.item_trace_id, _push_shares.item_payload) s;
+        return;
+    end if;
+
+    v_item_id := queen._hold_partitions(_push_shares.tenant, _push_shares.item_queue, _push_shares.item_partition);
+    v_now := queen.now();
+    v_now_head := queen._uuid_v7_head(v_now);
+
+    -- Each id by a subquery of its own: a join planned while there was no message would go on to read all of them.
+    if _push_shares.item_transaction_id is not null
+        and (select count(s.hash) <> count(distinct s.hash) or count(s.stored) > 0
+             from (
+                 select hashtextextended(u.transaction_id, u.id) as hash,
+                        (select m.partition_id
+                         from queen.messages m
+                         where m.partition_id = u.id
+                           and hashtextextended(m.transaction_id, 0) = hashtextextended(u.transaction_id, 0)
+                           and m.repeat = 0) as stored
+                 from unnest(v_item_id, _push_shares.item_transaction_id) u (id, transaction_id)
+             ) s)
+    then
+        return query
+        select c.place, c.status, c.message_id, c.message_offset
+        from queen._push_carefully(_push_shares.tenant, _push_shares.item_queue, _push_shares.item_partition,
+                                   _push_shares.item_transaction_id, _push_shares.item_trace_id, _push_shares.item_payload) c;
+        return;
+    end if;
+
+    -- Each message's share, in the order of the partitions' ids, and how far it is from the end of it.
+    select array_agg(s.share order by s.place), array_agg(s.behind order by s.place)
+    into v_share, v_behind
     from (
         select u.place, dense_rank() over (order by u.id)::integer as share,
-               (row_number() over (partition by u.id order by u.place))::integer as number
-        from unnest(_append_shares.item_partition_id) with ordinality u (id, place)
+               (row_number() over (partition by u.id order by u.place desc))::integer as behind
+        from unnest(v_item_id) with ordinality u (id, place)
     ) s;
 
     with moved as (
         update queen.partitions p
         set next_offset = p.next_offset + u.size,
             last_append_at = greatest(v_now, p.last_append_at + interval '1 microsecond')
-        from (select i.id, count(*) as size from unnest(_append_shares.item_partition_id) i (id) group by i.id order by i.id) u
+        from (select i.id, count(*) as size from unnest(v_item_id) i (id) group by i.id order by i.id) u
         where p.id = u.id
-        returning p.id, p.queue_id, p.next_offset, u.size, p.last_append_at
+        returning p.id, p.queue_id, p.next_offset, p.last_append_at
     )
-    select array_agg(m.id order by m.id), array_agg(m.queue_id order by m.id), array_agg(m.next_offset order by m.id),
-           array_agg(m.next_offset - m.size - 1 order by m.id), array_agg(m.last_append_at order by m.id),
-           array_agg(case m.last_append_at when v_now then v_now_head else queen._uuid_v7_head(m.last_append_at) end order by m.id)
-    into v_id, v_queue_id, v_next, v_before, v_stamp, v_head
-    from moved m;
+    select array_agg(m.id), array_agg(m.queue_id), array_agg(m.next_offset), array_agg(m.last_append_at)
+    into v_id, v_queue_id, v_next, v_stamp
+    from (select m.* from moved m order by m.id) m;
 
-    select array_agg(v_before[i.share] + i.number order by i.place), array_agg(v_stamp[i.share] order by i.place),
-           array_agg(queen._appended_id(v_head[i.share], i.place, v_tail) order by i.place)
-    into v_offset, v_created_at, v_message_id
-    from unnest(v_share, v_number) with ordinality i (share, number, place);
-
-    insert into queen.messages (partition_id, message_offset, created_at, id, trace_id, transaction_id, payload)
-    select i.partition_id, i.message_offset, i.created_at, i.id, i.trace_id, coalesce(i.transaction_id, i.id::text), i.payload
-    from unnest(_append_shares.item_partition_id, v_offset, v_created_at, v_message_id, _append_shares.item_trace_id,
-                _append_shares.item_transaction_id, _append_shares.item_payload)
-         i (partition_id, message_offset, created_at, id, trace_id, transaction_id, payload);
+    return query
+    with stored as (
+        insert into queen.messages (partition_id, message_offset, created_at, id, trace_id, transaction_id, payload)
+        select i.partition_id, v_next[i.share] - i.behind, i.created_at, i.id, i.trace_id,
+               coalesce(i.transaction_id, i.id::text), i.payload
+        from (
+            select u.partition_id, u.share, u.behind, u.transaction_id, u.trace_id, u.payload, v_stamp[u.share] as created_at,
+                   queen._appended_id(case v_stamp[u.share] when v_now then v_now_head else queen._uuid_v7_head(v_stamp[u.share]) end,
+                                      u.place, v_tail) as id
+            from unnest(v_item_id, v_share, v_behind, _push_shares.item_transaction_id, _push_shares.item_trace_id,
+                        _push_shares.item_payload)
+                 with ordinality u (partition_id, share, behind, transaction_id, trace_id, payload, place)
+            offset 0
+        ) i
+        returning id, message_offset
+    )
+    -- They come back as they went in.
+    select (row_number() over ())::integer, 'queued', s.id, s.message_offset from stored s;
 
     select array_agg(q.id) as queue_id, array_agg(c.id) as group_id,
            array_agg(make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0))) as hold
@@ -442,62 +493,6 @@ begin
         set next_offset = excluded.next_offset,
             ready_at = case when ready.lease_id is null then least(ready.ready_at, excluded.ready_at) else ready.ready_at end;
     end if;
-
-    return query
-    select i.place::integer, 'queued', i.id, i.message_offset
-    from unnest(v_message_id, v_offset) with ordinality i (id, message_offset, place);
-end;
-$$;
-
-comment on function queen._append_shares(bigint[], text[], uuid[], json[]) is
-    'Append messages, each to the partition of its id; the ids and offsets they got, in the order of the call.';
-
--- Push messages, each to a partition of its own.
-create or replace function queen._push_shares(
-    tenant integer,
-    item_queue text[],
-    item_partition text[],
-    item_transaction_id text[],
-    item_trace_id uuid[],
-    item_payload json[]
-) returns table (place integer, status text, message_id uuid, message_offset bigint)
-language plpgsql
-set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan
-as $$
-#variable_conflict use_column
-declare
-    v_id bigint[];
-begin
-    if _push_shares.item_partition[1] = all(_push_shares.item_partition)
-        and _push_shares.item_queue[1] = all(_push_shares.item_queue)
-    then
-        return query
-        select s.place, s.status, s.message_id, s.message_offset
-        from queen._push_share(_push_shares.tenant, _push_shares.item_queue[1], _push_shares.item_partition[1],
-                               _push_shares.item_transaction_id, _push_shares.item_trace_id, _push_shares.item_payload) s;
-        return;
-    end if;
-
-    v_id := queen._hold_partitions(_push_shares.tenant, _push_shares.item_queue, _push_shares.item_partition);
-    if (select count(h.hash) = count(distinct h.hash)
-        from (select hashtextextended(u.transaction_id, u.id) as hash
-              from unnest(v_id, _push_shares.item_transaction_id) u (id, transaction_id)) h)
-        and not exists (select
-                        from unnest(v_id, _push_shares.item_transaction_id) u (id, transaction_id)
-                        join queen.messages m on m.partition_id = u.id
-                                             and hashtextextended(m.transaction_id, 0) = hashtextextended(u.transaction_id, 0))
-    then
-        return query
-        select a.place, a.status, a.message_id, a.message_offset
-        from queen._append_shares(v_id, _push_shares.item_transaction_id, _push_shares.item_trace_id,
-                                  _push_shares.item_payload) a;
-        return;
-    end if;
-    return query
-    select c.place, c.status, c.message_id, c.message_offset
-    from queen._push_carefully(_push_shares.tenant, _push_shares.item_queue, _push_shares.item_partition,
-                               _push_shares.item_transaction_id, _push_shares.item_trace_id, _push_shares.item_payload) c;
 end;
 $$;
 

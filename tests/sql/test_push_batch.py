@@ -221,3 +221,36 @@ async def test_rivals_leave_no_gap_and_follow_the_commits(database: str) -> None
             for place in range(4):
                 mine = [payload for payload in payloads if payload[0] == place]
                 assert mine == sorted(mine)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "select queen.push('orders', '1', 'p', $1)",
+        "select queen.push_batch('orders', '{1,2}', 'p', array[$1, $1 || '-2'])",
+        "select queen.push_batch('orders', '{1,2}', null, array[$1, $1], '{p,q}')",
+        "select queen.push_many(json_build_array(json_build_object("
+        "'queue', 'orders', 'partition', 'p', 'payload', 1, 'transactionId', $1::text)))",
+    ],
+)
+async def test_a_search_for_duplicates_reads_no_more_than_it_finds(
+    database: str, call: str
+) -> None:
+    """Planned while the table is known to be empty, the statements keep their plans."""
+    read = (
+        "select idx_tup_fetch from pg_catalog.pg_stat_xact_user_tables"
+        " where relid = 'queen.messages'::regclass"
+    )
+    async with sessions(database) as (session, _):
+        await session.execute("vacuum analyze queen.messages")
+        async with session.transaction():
+            for transaction_id in ("first", "first"):
+                await session.execute(call, transaction_id)
+            await session.execute(
+                "select queen.push_batch('orders', array_fill('1'::json, array[1000]), name)"
+                " from unnest('{p,q}'::text[]) name"
+            )
+            before = await session.fetchval(read)
+            for transaction_id in ("second", "first", "second"):
+                await session.execute(call, transaction_id)
+            assert await session.fetchval(read) - before < 50
