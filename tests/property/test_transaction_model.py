@@ -504,7 +504,7 @@ class TransactionMachine(RuleBasedStateMachine):
                 kv=kv,
                 timers=[self._timer(key, minutes) for key, minutes in step.timers],
             ),
-            0,
+            asyncio.get_running_loop().time() + 60,
         )
 
     def _timer(self, key: str, minutes: int | None) -> Operation:
