@@ -15,6 +15,7 @@ from .peer import Installed
 from .results import Results
 from .run import rounds
 from .stage import Broker, stage
+from .window import clock
 from .workloads import all_of
 
 SOAK_RATE = 500
@@ -38,8 +39,9 @@ ENDURANCE = {"reader": endurance.reader, "soak": endurance.soak}
 )
 @click.option("--rounds", "times", type=int, help="How often each candidate runs.")
 @click.option("--seconds", type=float, help="How long each run is measured.")
-@click.option("--endure", "endured", type=float, help="How long `reader` and `soak` run for us.")
-@click.option("--beside", type=float, help="And how long for the floor and the peers.")
+@click.option("--reader", type=float, help="How many seconds `reader` runs for us.")
+@click.option("--soak", type=float, help="How many seconds `soak` runs for us.")
+@click.option("--beside", type=float, help="How many seconds both run for the floor and the peers.")
 @click.option("--workers", type=int, default=1, help="Worker processes of our broker.")
 @click.option(
     "--out",
@@ -56,7 +58,8 @@ def main(
     peers_folder: Path,
     times: int | None,
     seconds: float | None,
-    endured: float | None,
+    reader: float | None,
+    soak: float | None,
     beside: float | None,
     workers: int,
     out: Path,
@@ -67,15 +70,14 @@ def main(
     end. It loads the server as hard as it can: do not point it at one that serves others.
     """
     profile = FULL if full else QUICK
-    if times or seconds or endured or beside:
-        profile = replace(
-            profile,
-            rounds=times or profile.rounds,
-            seconds=seconds or profile.seconds,
-            reader_seconds=endured or profile.reader_seconds,
-            soak_seconds=endured or profile.soak_seconds,
-            beside_seconds=beside or profile.beside_seconds,
-        )
+    profile = replace(
+        profile,
+        rounds=times or profile.rounds,
+        seconds=seconds or profile.seconds,
+        reader_seconds=reader or profile.reader_seconds,
+        soak_seconds=soak or profile.soak_seconds,
+        beside_seconds=beside or profile.beside_seconds,
+    )
     workloads = all_of(profile)
     chosen = only.split(",") if only else [*(each.name for each in workloads), *ENDURANCE]
     if listing:
@@ -118,17 +120,28 @@ def main(
                 bench.fresh(peer)
             for each in workloads:
                 if each.name in chosen:
+                    started = clock()
                     samples = rounds(each.candidates(bench), profile.rounds)
                     results.add(each.name, each.title, each.unit, samples)
-                    say("\n" + report.table(f"{each.title} ({each.name})", each.unit, samples))
+                    took = f"{each.name}, {clock() - started:.0f} s"
+                    say("\n" + report.table(f"{each.title} ({took})", each.unit, samples))
+                    _keep(out, results, lines)
             for name, run in ENDURANCE.items():
                 if name in chosen:
+                    started = clock()
                     results.endurance[name] = run(bench, SOAK_RATE)
-                    say("\n" + report.endured(name, results.endurance[name]))
+                    took = f"{name}, {clock() - started:.0f} s"
+                    say("\n" + report.endured(took, results.endurance[name]))
+                    _keep(out, results, lines)
         finally:
             broker.stop()
     say("\n" + report.verdicts(results.figures))
     say("\n" + report.LIMITS)
+    _keep(out, results, lines)
+
+
+def _keep(out: Path, results: Results, lines: list[str]) -> None:
+    """Write what there is so far: a run of hours may not come to its end."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(results.dump())
     (out / "results.txt").write_text("\n".join(lines) + "\n")

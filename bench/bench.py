@@ -47,8 +47,8 @@ QUICK = Profile(
     20, 20, 12,
 )  # fmt: skip
 FULL = Profile(
-    "full", 5, 2.0, 8.0, (500, 1000, 2000, 3000, 4000, 6000, 8000, 12_000),
-    (100, 1000, 10_000, 1_000_000), 40, 2000, 1_000_000, 100_000, 180, 600, 120,
+    "full", 5, 1.0, 8.0, (500, 1000, 2000, 4000, 8000), (100, 1000, 10_000, 1_000_000), 30, 2000,
+    1_000_000, 100_000, 180, 600, 120,
 )  # fmt: skip
 
 
@@ -138,13 +138,20 @@ class Bench:
         if total:
             shape = {"batch": 100, "spread": False, "partitions": PARTITIONS, "clients": 4}
             self.run(sql(self.stage.url(FLOOR), kind="rows", total=total, **shape))
-            self.stage.execute("vacuum analyze queen.messages", FLOOR)
+            self.stage.settle(FLOOR)
 
-    def fill(self, peer: Peer, total: int, **task: Any) -> None:
+    def fill(self, queue: str, total: int, **task: Any) -> None:
+        """Leave so many more messages to us."""
+        task |= {"kind": "push", "clients": 8, "batch": 100}
+        self.run(http(self.broker, queue=queue, total=total, **task))
+        self.stage.settle(OURS)
+
+    def fill_peer(self, peer: Peer, total: int, **task: Any) -> None:
         """Leave so many more messages to a peer."""
         assert self.installed is not None
         task |= {"clients": 4, "batch": 100, "total": total}
         self.run(self.installed.start(peer, "enqueue", self.stage.url(peer.name), **task))
+        self.stage.settle(peer.name)
 
     def measure(
         self,

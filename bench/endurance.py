@@ -7,6 +7,7 @@ the same rate, for a shorter time of their own.
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,7 +18,7 @@ import asyncpg
 from .bench import FLOOR, OURS, Bench
 from .path import CONSUMED, floor_tasks, path_tasks, peer_tasks
 from .peer import Peer
-from .run import Load, Sample, http, measure, sql
+from .run import FAILURES, Load, Sample, http, measure, sql
 from .stage import Broker
 
 INTERVALS = 6
@@ -108,10 +109,15 @@ def everybody(
         FLOOR: (partial(floor, bench, rate), shorter),
     } | {peer.name: (partial(theirs, bench, rate, peer), shorter) for peer in bench.peers}
     for who, (prepare, time) in prepared.items():
-        with contextlib.ExitStack() as stack:
-            runner = prepare(stack)
-            stack.enter_context(beside(bench.stage.url(runner.database)))
-            yield who, endure(bench, runner, time)
+        try:
+            with contextlib.ExitStack() as stack:
+                runner = prepare(stack)
+                stack.enter_context(beside(bench.stage.url(runner.database)))
+                result = endure(bench, runner, time)
+        except FAILURES as error:
+            print(f"  {who}: {error}", file=sys.stderr)
+        else:
+            yield who, result
 
 
 @contextlib.contextmanager

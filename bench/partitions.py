@@ -107,7 +107,7 @@ def grow(bench: Bench, queue: str, count: int) -> None:
         """,
         OURS,
     )
-    bench.stage.execute("vacuum analyze queen.partitions, queen.messages", OURS)
+    bench.stage.settle(OURS)
     workers = {"kind": "work", "queue": queue, "batch": 1000, "width": 64, "clients": 8}
     seconds = bench.profile.warm + bench.profile.seconds
     # Everything that waits is consumed, so that cursors and hints exist for all partitions.
@@ -128,4 +128,4 @@ def grow_floor(bench: Bench, first: int, count: int) -> None:
         """,
         FLOOR,
     )
-    bench.stage.execute("vacuum analyze queen.messages", FLOOR)
+    bench.stage.settle(FLOOR)

@@ -139,6 +139,10 @@ class Stage:
 
         return asyncio.run(fetch())
 
+    def settle(self, name: str) -> None:
+        """Vacuum a candidate's tables, and look at what is in them, as autovacuum would in time."""
+        self.execute("vacuum analyze", name)
+
     def counters(self, name: str) -> dict[str, int]:
         """Return what the server has counted for a database so far."""
         [row] = self.query(COUNTERS, name)

@@ -126,8 +126,7 @@ def works(batch: int) -> Workload:
 
         def ours() -> Sample:
             queue = bench.queue()
-            fill = {"kind": "push", "queue": queue, "spread": False, "partitions": PARTITIONS}
-            bench.run(http(bench.broker, clients=8, batch=100, total=backlog, **fill))
+            bench.fill(queue, backlog, spread=False, partitions=PARTITIONS)
             clients = WORKERS if batch > 1 else 64
             return lasting(bench.us(task | {"queue": queue, "clients": clients}), backlog)
 
@@ -142,7 +141,7 @@ def works(batch: int) -> Workload:
             bench.fresh(peer)
             many = peer.fetches_many and not singly
             total = int(seconds * (peer.pace if many else min(peer.pace, POPPED[batch])))
-            bench.fill(peer, total)
+            bench.fill_peer(peer, total)
             return lasting(bench.peer(peer, task | {"clients": WORKERS, "singly": singly}), total)
 
         found = [Candidate(OURS, ours), Candidate(FLOOR, floor)]
@@ -286,9 +285,8 @@ def transactions() -> Workload:
 
         def ours() -> Sample:
             queue = bench.queue()
-            fill = {"kind": "push", "queue": queue, "spread": False, "partitions": 200}
             total = int(seconds * 2000) + clients * 100
-            bench.run(http(bench.broker, clients=8, batch=100, total=total, **fill))
+            bench.fill(queue, total, spread=False, partitions=200)
             return bench.us({"kind": "step", "queue": queue, "batch": 100, "clients": clients})
 
         return [
@@ -371,10 +369,8 @@ def backlog() -> Workload:
         profile = bench.profile
         waiting, delayed = bench.queue(), bench.queue()
 
-        shape = {"kind": "push", "spread": True, "partitions": 10_000, "clients": 8, "batch": 100}
-
         def fill(queue: str, total: int) -> None:
-            bench.run(http(bench.broker, queue=queue, total=total, **shape))
+            bench.fill(queue, total, spread=True, partitions=10_000)
 
         @functools.cache
         def delay() -> None:
@@ -384,7 +380,7 @@ def backlog() -> Workload:
         @functools.cache
         def delay_peer(peer: Peer) -> None:
             bench.fresh(peer)
-            bench.fill(peer, peer.waiting(profile.delayed), delay=DELAY_SECONDS)
+            bench.fill_peer(peer, peer.waiting(profile.delayed), delay=DELAY_SECONDS)
 
         def ours() -> Sample:
             delay()
@@ -402,7 +398,7 @@ def backlog() -> Workload:
 
         def fill_peer(peer: Peer, total: int) -> None:
             delay_peer(peer)
-            bench.fill(peer, total)
+            bench.fill_peer(peer, total)
 
         def title(who: str, waiting: int, delayed: int) -> str:
             return f"{who}, {waiting:,} waiting" + (f", {delayed:,} delayed" if delayed else "")
