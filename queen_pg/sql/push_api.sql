@@ -446,17 +446,31 @@ begin
         from unnest(v_item_id) with ordinality u (id, place)
     ) s;
 
-    with moved as (
-        update queen.partitions p
-        set next_offset = p.next_offset + u.size,
-            last_append_at = greatest(v_now, p.last_append_at + interval '1 microsecond')
-        from (select i.id, count(*) as size from unnest(v_item_id) i (id) group by i.id order by i.id) u
-        where p.id = u.id
-        returning p.id, p.queue_id, p.next_offset, p.last_append_at
-    )
-    select array_agg(m.id), array_agg(m.queue_id), array_agg(m.next_offset), array_agg(m.last_append_at)
-    into v_id, v_queue_id, v_next, v_stamp
-    from (select m.* from moved m order by m.id) m;
+    -- Where no partition comes twice, which is what many partitions mostly mean, they need not be joined to anything.
+    if v_behind = array_fill(1, array[cardinality(v_behind)]) then
+        with moved as (
+            update queen.partitions p
+            set next_offset = p.next_offset + 1,
+                last_append_at = greatest(v_now, p.last_append_at + interval '1 microsecond')
+            where p.id = any(v_item_id)
+            returning p.id, p.queue_id, p.next_offset, p.last_append_at
+        )
+        select array_agg(m.id), array_agg(m.queue_id), array_agg(m.next_offset), array_agg(m.last_append_at)
+        into v_id, v_queue_id, v_next, v_stamp
+        from (select m.* from moved m order by m.id) m;
+    else
+        with moved as (
+            update queen.partitions p
+            set next_offset = p.next_offset + u.size,
+                last_append_at = greatest(v_now, p.last_append_at + interval '1 microsecond')
+            from (select i.id, count(*) as size from unnest(v_item_id) i (id) group by i.id order by i.id) u
+            where p.id = u.id
+            returning p.id, p.queue_id, p.next_offset, p.last_append_at
+        )
+        select array_agg(m.id), array_agg(m.queue_id), array_agg(m.next_offset), array_agg(m.last_append_at)
+        into v_id, v_queue_id, v_next, v_stamp
+        from (select m.* from moved m order by m.id) m;
+    end if;
 
     return query
     with stored as (
