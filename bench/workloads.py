@@ -200,7 +200,7 @@ def path(rate: int | None) -> Workload:
                 bench.held[place] = bench.held.get(place, False) or sample.rate >= HELD * rate
             return sample
 
-        beaten = {who for (who, lower), held in bench.held.items() if rate and not held}
+        beaten = {who for (who, at), held in bench.held.items() if rate and at < rate and not held}
         return [
             Candidate(OURS, ours),
             Candidate(FLOOR, floor),
@@ -408,7 +408,7 @@ def backlog() -> Workload:
                 title(OURS, profile.backlog, profile.delayed),
                 stocked(partial(fill, waiting), profile.backlog, ours),
             ),
-            # All of it anew each time, which is faster than to find out what is left.
+            # Its table is filled anew each time, which takes seconds.
             Candidate(
                 title(FLOOR, profile.backlog, 0),
                 stocked(lambda _: bench.emptied(profile.backlog), profile.backlog, floor),
