@@ -20,8 +20,8 @@ from .window import clock
 
 # What is warmed is looked at in slices of this length, until one writes no less than this share of
 # what the one before wrote for each message.
-SLICE_SECONDS = 2.0
-LEVEL = 0.85
+SLICE_SECONDS = 3.0
+LEVEL = 0.95
 # How long a load needs to be under way.
 LEAD_SECONDS = 0.2
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from .bench import (
@@ -41,6 +42,8 @@ POPPED = {1: 12_000, 100: 120_000}
 HELD = 0.95
 # Until what is delayed is due: long after the run.
 DELAY_SECONDS = 3600
+# How many times the usual warm-up consumers have to come and wait.
+PARKING = 4
 # Consumers that wait, where each holds a connection.
 CONNECTED = 10
 
@@ -317,6 +320,9 @@ def parked() -> Workload:
 
     def candidates(bench: Bench) -> list[Candidate]:
         rate = bench.profile.rates[0]
+        # What two thousand that come at once have held up is worked off before it counts.
+        warm = bench.profile.warm * PARKING
+        bench = replace(bench, profile=replace(bench.profile, warm=warm))
 
         def ours(consumers: int) -> Sample:
             tasks = path_tasks(bench.known(), rate)
