@@ -8,6 +8,7 @@ catches up, oldest timer first and a bounded batch at a time.
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -59,6 +60,9 @@ class Scheduler:
         self._attempts_max = attempts_max
         self._sweeps = (Sweep("kv", KV_SWEEP_SECONDS, KvSweep(db).run), *sweeps)
         self._woken = asyncio.Event()
+        self._soonest = math.inf
+        # While it looks there is nothing to wake.
+        self._next_look = -math.inf
         self._tasks: list[asyncio.Task[None]] = []
         self._troubled: set[str] = set()
         self._passed = timer_fire.START
@@ -80,17 +84,27 @@ class Scheduler:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def wake(self) -> None:
-        """Look again at once: a timer has been scheduled."""
-        self._woken.set()
+    def wake(self, within_seconds: float = 0.0) -> None:
+        """Look again when that much time has passed, if not before: a timer has been scheduled."""
+        due = asyncio.get_running_loop().time() + within_seconds
+        self._soonest = min(self._soonest, due)
+        if due < self._next_look:
+            self._woken.set()
 
     async def _fire_for_ever(self) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
             self._woken.clear()
+            self._soonest = math.inf
             pause = await self._guarded("timers", self.fire_due)
+            # A timer that was scheduled during the look may not have been seen by it.
+            self._next_look = min(
+                clock() + (TROUBLE_SECONDS if pause is None else pause), self._soonest
+            )
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TROUBLE_SECONDS if pause is None else pause):
+                async with asyncio.timeout_at(self._next_look):
                     await self._woken.wait()
+            self._next_look = -math.inf
 
     async def fire_due(self) -> float:
         """Fire one batch of due timers; return the seconds until there may be more to do.

@@ -94,6 +94,18 @@ def validate(
     return validated
 
 
+def seconds_ahead(operations: Sequence[dict[str, Any]]) -> float | None:
+    """Return in how many seconds the first of some validated operations is due; None if none is."""
+    return min(
+        (
+            float(bytes(operation["delayMs"])) / 1000
+            for operation in operations
+            if operation["op"] != "cancel"
+        ),
+        default=None,
+    )
+
+
 def cancel(queue: str, timer_key: str, txn: str | None) -> dict[str, Any]:
     """Return the operation that removes a timer."""
     return {

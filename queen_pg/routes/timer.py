@@ -3,6 +3,7 @@
 import base64
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from litestar import delete, get
@@ -34,8 +35,8 @@ async def call(request: wire.AnyRequest) -> ASGIResponse:
     else:
         validated = _validated(request, operations)
     results = await timer.run(database, tenant, validated, wire.deadline())
-    if scheduling:
-        surface.scheduler(request).wake()
+    if (seconds := timer_document.seconds_ahead(validated)) is not None:
+        surface.scheduler(request).wake(seconds)
     return surface.results(results, indexed=False)
 
 
@@ -116,9 +117,7 @@ async def _count(request: wire.AnyRequest, queue: str) -> ASGIResponse:
     return wire.answer({"queue": queue, "prefix": prefix, "count": number})
 
 
-def _validated(
-    request: wire.AnyRequest, operations: Sequence[msgspec.Raw]
-) -> list[dict[str, object]]:
+def _validated(request: wire.AnyRequest, operations: Sequence[msgspec.Raw]) -> list[dict[str, Any]]:
     return timer_document.validate(
         operations, timer_document.Limits.of_call(wire.settings(request))
     )

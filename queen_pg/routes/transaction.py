@@ -154,8 +154,8 @@ async def transaction(request: wire.AnyRequest) -> ASGIResponse:
     waiters.pushed_to(tenant, appends(call.items, verdict.pushes))
     waiters.freed(verdict.woken)
     waiters.settled(released(call.acks, verdict.acks))
-    if any(operation["op"] != "cancel" for operation in call.timers):
-        surface.scheduler(request).wake()
+    if (seconds := timer_document.seconds_ahead(call.timers)) is not None:
+        surface.scheduler(request).wake(seconds)
     return wire.answer(_committed(str(transaction_id), call, verdict))
 
 

@@ -326,6 +326,19 @@ $$;
 comment on function queen._kv_judge(integer, jsonb, timestamptz) is
     'Lock what the operations write or check; null, or the verdict on the first required loser. Writes nothing.';
 
+create or replace function queen._kv_change(tenant integer, operation jsonb, moment timestamptz, careful boolean) returns json
+language plpgsql as $$
+declare
+    v_done record;
+begin
+    v_done := queen._kv_apply(_kv_change.tenant, _kv_change.operation, _kv_change.moment, _kv_change.careful);
+    return queen._kv_element(_kv_change.operation, v_done.reason, v_done.version, v_done.value);
+end;
+$$;
+
+comment on function queen._kv_change(integer, jsonb, timestamptz, boolean) is
+    'Carry out one write or check; its element of the answer.';
+
 -- Carry out a call's operations. The values that one call reads share a budget of bytes (step 2.5).
 create or replace function queen._kv_write(tenant integer, operations jsonb, moment timestamptz, careful boolean)
 returns table (operation_index integer, result json)
@@ -333,7 +346,6 @@ language plpgsql as $$
 #variable_conflict use_column
 declare
     v_row record;
-    v_done record;
     v_budget bigint := 4 * 1024 * 1024;
     v_bytes bigint;
 begin
@@ -344,8 +356,7 @@ begin
             from queen._kv_read(_kv_write.tenant, v_row.operation, _kv_write.moment, v_budget) r;
             v_budget := v_budget - v_bytes;
         else
-            v_done := queen._kv_apply(_kv_write.tenant, v_row.operation, _kv_write.moment, _kv_write.careful);
-            result := queen._kv_element(v_row.operation, v_done.reason, v_done.version, v_done.value);
+            result := queen._kv_change(_kv_write.tenant, v_row.operation, _kv_write.moment, _kv_write.careful);
         end if;
         return next;
     end loop;

@@ -13,6 +13,63 @@
 -- A group is one append, whose messages share a stamp, unless item_append says that it holds those of several calls,
 -- one after the other: then it numbers them, from 0 in each group, and each has a stamp of its own.
 
+-- What _append does for one message to a partition that exists, as most calls bring it: without arrays it takes a
+-- third of the time.
+create or replace function queen._append_one(
+    partition_id bigint,
+    message_id uuid,
+    transaction_id text,
+    trace_id uuid,
+    producer_sub text,
+    payload json,
+    out message_offset bigint,
+    out head text,
+    out tail text
+)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := queen.now();
+    v_moved record;
+    v_id uuid;
+begin
+    update queen.partitions p
+    set next_offset = p.next_offset + 1, last_append_at = greatest(v_now, p.last_append_at + interval '1 microsecond')
+    where p.id = _append_one.partition_id
+    returning p.queue_id, p.next_offset, p.last_append_at into v_moved;
+    if not found then
+        perform queen._fail('QU900', 'a partition of this call has been deleted');
+    end if;
+    message_offset := v_moved.next_offset - 1;
+    head := queen._uuid_v7_head(v_moved.last_append_at);
+    tail := queen._id_tail();
+    v_id := coalesce(_append_one.message_id, queen._appended_id(head, 1, tail));
+
+    insert into queen.messages (partition_id, message_offset, created_at, id, trace_id, transaction_id, producer_sub, payload)
+    values (_append_one.partition_id, message_offset, v_moved.last_append_at, v_id, _append_one.trace_id,
+            coalesce(_append_one.transaction_id, v_id::text), _append_one.producer_sub, _append_one.payload);
+
+    insert into queen.ready (group_id, partition_id, ready_at, next_offset)
+    select g.id, _append_one.partition_id,
+           least(v_moved.last_append_at, v_now)
+           + make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0)),
+           v_moved.next_offset
+    from queen.queues q
+    join queen.consumer_groups g on g.queue_id = q.id
+    where q.id = v_moved.queue_id
+    order by g.id
+    on conflict (group_id, partition_id) do update
+    set next_offset = excluded.next_offset,
+        ready_at = case when ready.lease_id is null then least(ready.ready_at, excluded.ready_at) else ready.ready_at end;
+end;
+$$;
+
+comment on function queen._append_one(bigint, uuid, text, uuid, text, json) is
+    'Append a message to a partition that exists: its offset, and what its id is made of unless it brings one.';
+
 -- Append every message, and return for each group its partition, the offset of its first message and the head of its
 -- ids; tail is one for all. The id of a message that brings none is _appended_id(head, its place in the call, tail).
 -- group_first is the place of a group's first message. A stored or in-call duplicate of a transaction id raises
@@ -51,8 +108,17 @@ declare
     v_stamp timestamptz[];
     v_base bigint[];
     v_reader record;
+    v_one record;
 begin
     partition_id := _append.group_partition_id;
+    if v_groups = 1 and cardinality(_append.item_group) = 1 and partition_id[1] is not null then
+        v_one := queen._append_one(partition_id[1], _append.item_message_id[1], _append.item_transaction_id[1],
+                                   _append.item_trace_id[1], _append.item_producer_sub[1], _append.item_payload[1]::json);
+        first_offset := array[v_one.message_offset];
+        head := array[v_one.head];
+        tail := v_one.tail;
+        return;
+    end if;
     -- In the order of the ids, which is the order of the locks. base turns a message's place into its offset.
     with moved as (
         update queen.partitions p

@@ -74,6 +74,19 @@ $$;
 
 comment on function queen._timer_cancel(integer, jsonb) is 'Remove one timer, if it is pending; its element of the answer.';
 
+create or replace function queen._timer_change(tenant integer, operation jsonb, moment timestamptz, place integer) returns json
+language plpgsql as $$
+begin
+    if _timer_change.operation->>'op' = 'cancel' then
+        return queen._timer_cancel(_timer_change.tenant, _timer_change.operation);
+    end if;
+    return queen._timer_schedule(_timer_change.tenant, _timer_change.operation, _timer_change.moment, _timer_change.place);
+end;
+$$;
+
+comment on function queen._timer_change(integer, jsonb, timestamptz, integer) is
+    'Schedule or cancel one timer; its element of the answer.';
+
 -- Carry out a call's operations, each on a timer of its own, in the order of the timers' keys.
 create or replace function queen._timers_apply(tenant integer, operations jsonb, moment timestamptz)
 returns table (operation_index integer, result json)
@@ -88,11 +101,7 @@ begin
         order by o.operation->>'queue' collate "C", o.operation->>'timerKey' collate "C"
     loop
         operation_index := v_row.operation_index;
-        if v_row.operation->>'op' = 'cancel' then
-            result := queen._timer_cancel(_timers_apply.tenant, v_row.operation);
-        else
-            result := queen._timer_schedule(_timers_apply.tenant, v_row.operation, _timers_apply.moment, v_row.operation_index);
-        end if;
+        result := queen._timer_change(_timers_apply.tenant, v_row.operation, _timers_apply.moment, v_row.operation_index);
         return next;
     end loop;
 end;

@@ -24,9 +24,13 @@ class Timers:
         self.answers = list(answers)
         self.looks = 0
         self.fired: list[tuple[int, list[str]]] = []
+        self.during: Callable[[], None] | None = None
 
     async def due(self, db: Any, passed: Passed = START) -> Due:
         self.looks += 1
+        if self.during is not None:
+            during, self.during = self.during, None
+            during()
         answer = self.answers.pop(0) if self.answers else Due([], None)
         if isinstance(answer, Exception):
             raise answer
@@ -137,6 +141,44 @@ async def test_wake_makes_it_look_at_once(
     timers.answers.append(due((1, "q", "k")))
     scheduler.wake()
     await until(lambda: bool(timers.fired))
+
+
+async def test_a_timer_that_is_far_ahead_wakes_nobody(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+    timers = Timers()
+    scheduler = running.start(timers)
+    await until(lambda: timers.looks == 1)
+    for _ in range(100):
+        scheduler.wake(3600)
+        await asyncio.sleep(0)
+    assert timers.looks == 1
+    await until(lambda: timers.looks == 2)
+
+
+async def test_a_timer_before_the_next_look_is_looked_for_in_time(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 60)
+    timers = Timers(Due([], None))
+    scheduler = running.start(timers)
+    await until(lambda: timers.looks == 1)
+    timers.answers += [Due([], 0.05), due((1, "q", "k"))]
+    scheduler.wake(0.05)
+    await until(lambda: bool(timers.fired))
+
+
+async def test_what_is_scheduled_during_a_look_is_not_slept_over(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 60)
+    timers = Timers()
+    scheduler = running.start(timers)
+    await until(lambda: timers.looks == 1)
+    timers.during = lambda: scheduler.wake(0.05)
+    scheduler.wake()
+    await until(lambda: timers.looks >= 3)
 
 
 @pytest.mark.parametrize(
