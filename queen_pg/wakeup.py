@@ -222,10 +222,13 @@ class Waiters:
         )
         seconds = min(max(request.timeout_ms, 1), 60_000) / 1000
         line.waiters.append(waiter)
-        if waiter.wait and seconds >= 2 * POLL_SECONDS and self._drained(line):
+        if not waiter.wait or seconds < 2 * POLL_SECONDS:
+            self._wake(line)
+        elif self._drained(line):
             waiter.entered = True
         else:
-            self._wake(line)
+            # A look that goes on may find that nothing is left.
+            self._serve_soon(line)
         if self._poller is None:
             self._poller = loop.create_task(self._poll())
         timer = loop.call_later(max(seconds - ANSWER_SECONDS, 0.001), self._expire, line, waiter)
@@ -287,7 +290,8 @@ class Waiters:
             while line.due and line.waiters:
                 line.due = False
                 appends = line.take()
-                if appends and not await self._hand(line, appends):
+                # A look that is due finds them too, and a second claim costs more than it hastens.
+                if appends and not line.look and not await self._hand(line, appends):
                     continue
                 if not self._drained(line) or any(
                     not (waiter.wait or waiter.answer.done()) for waiter in line.waiters

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 import asyncpg
 import pytest
 
+from queen_pg.broker.append import appends
 from queen_pg.broker.claim import Span
 from queen_pg.broker.pop import PopAnswer
 from queen_pg.broker.transaction import Transaction
 from tests.concurrency.test_waiters import SOON_SECONDS, parked, soon, wait
-from tests.support.process import Process, messages, offsets
+from tests.support.process import TENANT, Process, messages, offsets
 
 T = TypeVar("T")
 Known = Callable[..., Awaitable[None]]
@@ -353,6 +354,49 @@ async def test_a_pop_that_joins_where_nothing_is_left_waits_without_a_look(
         answer = await soon(task)
         assert offsets(answer) == [expected]
         await one.ack(answer)
+
+
+async def test_a_pop_that_joins_during_a_look_that_leaves_nothing_needs_no_other(
+    one: Process, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await known(one, "p")
+    first = await parked(one, "mail", consumer_group="g")
+    go = asyncio.Event()
+    looks = 0
+    read = one.db.read
+
+    async def later(name: str, /, **arguments: Any) -> list[asyncpg.Record]:
+        nonlocal looks
+        if name == LOOK:
+            looks += 1
+            await go.wait()
+        return await read(name, **arguments)
+
+    monkeypatch.setattr(one.db, "read", later)
+    one.waiters.pushed(TENANT, ["mail"], heard=True)
+    await asyncio.sleep(0)
+    second = wait(one, "mail", consumer_group="g")
+    await asyncio.sleep(0)
+    go.set()
+    await one.settled()
+    assert looks == 1
+    assert not first.done()
+    assert not second.done()
+
+
+async def test_a_look_that_is_due_finds_what_was_pushed_too(
+    one: Process, known: Known, other: Process, calls: list[str]
+) -> None:
+    await known(one, *"pq")
+    tasks = [await parked(one, "mail", consumer_group="g") for _ in range(2)]
+    await other.push([other.item("mail", "q")])
+    calls.clear()
+    items = [one.item("mail", "p")]
+    results = await one.conveyor.push(TENANT, items, one.deadline())
+    one.waiters.pushed_to(TENANT, appends(items, results))
+    one.waiters.pushed(TENANT, ["mail"], heard=True)
+    assert [offsets(await soon(task)) for task in tasks] == [[1], [1]]
+    assert calls.count(CLAIM) == 1
 
 
 async def test_a_pop_that_does_not_wait_looks_even_where_nothing_was_left(
