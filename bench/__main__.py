@@ -23,7 +23,7 @@ ENDURANCE = {"reader": endurance.reader, "soak": endurance.soak}
 
 
 @click.command("bench", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--full", is_flag=True, help="All sizes and long runs (hours), not a few minutes.")
+@click.option("--full", is_flag=True, help="All sizes and long runs: hours, not tens of minutes.")
 @click.option(
     "--url",
     help="A PostgreSQL whose role may create databases; else our own.",
