@@ -26,10 +26,7 @@ create or replace function queen._append_one(
     out head text,
     out tail text
 )
-language plpgsql
-set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan
-as $$
+language plpgsql as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := queen.now();

@@ -102,11 +102,10 @@ declare
     v_stored record;
     v_repeats boolean := false;
     v_now timestamptz;
-    v_stamp timestamptz;
+    v_appended record;
 begin
     loop
-        select p.id, p.queue_id, make_interval(secs => q.dedup_window_seconds) as dedup_window,
-               make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0)) as hold
+        select p.id, make_interval(secs => q.dedup_window_seconds) as dedup_window
         into v_held
         from queen.partitions p
         join queen.queues q on q.id = p.queue_id
@@ -142,25 +141,10 @@ begin
         end if;
     end if;
 
-    update queen.partitions p
-    set next_offset = p.next_offset + 1, last_append_at = greatest(v_now, p.last_append_at + interval '1 microsecond')
-    where p.id = v_held.id
-    returning p.next_offset - 1, p.last_append_at into message_offset, v_stamp;
-    message_id := queen._uuid_v7(v_stamp);
+    v_appended := queen._append_one(v_held.id, null, _push_one.transaction_id, _push_one.trace_id, null, _push_one.payload);
     status := 'queued';
-
-    insert into queen.messages (partition_id, message_offset, created_at, id, trace_id, transaction_id, payload)
-    values (v_held.id, message_offset, v_stamp, message_id, _push_one.trace_id,
-            coalesce(_push_one.transaction_id, message_id::text), _push_one.payload);
-
-    insert into queen.ready (group_id, partition_id, ready_at, next_offset)
-    select g.id, v_held.id, least(v_stamp, v_now) + v_held.hold, message_offset + 1
-    from queen.consumer_groups g
-    where g.queue_id = v_held.queue_id
-    order by g.id
-    on conflict (group_id, partition_id) do update
-    set next_offset = excluded.next_offset,
-        ready_at = case when ready.lease_id is null then least(ready.ready_at, excluded.ready_at) else ready.ready_at end;
+    message_id := queen._appended_id(v_appended.head, 1, v_appended.tail);
+    message_offset := v_appended.message_offset;
 end;
 $$;
 
