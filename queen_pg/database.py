@@ -284,16 +284,12 @@ class Database:
             raise Unavailable("retry", "the connection to the database is closed")
         pool = self._reign.steps if changes else self._reign.reads
         text = self._text(function, tuple(arguments))
+        connection = None
         try:
             async with asyncio.timeout_at(deadline):
                 connection = await pool.acquire()
-        except Exception as error:
-            raise self._translate(error, function, in_flight=False) from error
-        notices = _Notices(connection) if changes else contextlib.nullcontext()
-        try:
-            async with asyncio.timeout_at(deadline):
                 rows: list[asyncpg.Record]
-                with notices:
+                with _Notices(connection) if changes else contextlib.nullcontext():
                     if not self._settings.pg_pooler:
                         rows = await connection.fetch(text, *arguments.values())
                         return rows
@@ -301,11 +297,13 @@ class Database:
                         rows = await connection.fetch(text, *arguments.values())
                 return rows
         except Exception as error:
-            raise self._translate(error, function, in_flight=True, changes=changes) from error
+            in_flight = connection is not None
+            raise self._translate(error, function, in_flight=in_flight, changes=changes) from error
         finally:
-            # A connection that cannot be released is closed by the pool; the call's outcome stands.
-            with contextlib.suppress(Exception):
-                await pool.release(connection, timeout=RELEASE_SECONDS)
+            if connection is not None:
+                # One that cannot be released is closed by the pool; the call's outcome stands.
+                with contextlib.suppress(Exception):
+                    await pool.release(connection, timeout=RELEASE_SECONDS)
 
     def _translate(
         self, error: Exception, function: str, *, in_flight: bool, changes: bool = False

@@ -6,6 +6,7 @@ for an administrator to run. The single SELECTs that Python itself asks are in `
 """
 
 import hashlib
+from functools import cache
 from importlib.resources import files
 
 MANIFEST = (
@@ -56,6 +57,7 @@ MANIFEST = (
 )
 
 
+@cache
 def read(stem: str) -> str:
     """Return the text of a file, `push` for push.sql and `reads/state` for reads/state.sql."""
     return files(__name__).joinpath(f"{stem}.sql").read_text(encoding="utf-8")
