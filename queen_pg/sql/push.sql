@@ -219,14 +219,18 @@ declare
     v_head text[];
     v_tail text;
 begin
-    select array_agg(coalesce(s.first, 1) order by g.number), array_agg(coalesce(s.size, 0) order by g.number)
+    -- Not by a join: with the settings that steps need, it would look at every pair.
+    select array_agg(coalesce(s.first, 1) order by s.number), array_agg(s.size order by s.number)
     into v_first, v_size
-    from generate_subscripts(_append_items.group_partition_id, 1) g (number)
-    left join (
-        select u.item_group, min(u.place)::integer as first, count(*)::integer as size
-        from unnest(_append_items.item_group) with ordinality u (item_group, place)
-        group by 1
-    ) s on s.item_group = g.number;
+    from (
+        select u.number, min(u.place)::integer as first, count(u.place)::integer as size
+        from (
+            select i.number, i.place from unnest(_append_items.item_group) with ordinality i (number, place)
+            union all
+            select g.number, null from generate_subscripts(_append_items.group_partition_id, 1) g (number)
+        ) u
+        group by u.number
+    ) s;
 
     -- Into variables: an array of texts in a row is walked through for each element that is taken from it.
     select a.first_offset, a.head, a.tail
