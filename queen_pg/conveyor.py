@@ -167,8 +167,8 @@ class Conveyor:
                 )
             )
         self._lanes.load.take_in(parts)
-        for share, part in zip(shares, parts, strict=True):
-            self._lanes.put(share.lane, kind, part)
+        for place, share in enumerate(shares):
+            self._lanes.put(share.lane, kind, parts[place])
         expiry = loop.call_at(deadline + GRACE_SECONDS, _expire, parts)
         try:
             # A single future is awaited as it is: to gather it costs as much as all of the above.
@@ -177,6 +177,8 @@ class Conveyor:
             return await asyncio.gather(*(part.answer for part in parts))
         finally:
             expiry.cancel()
+            # An error's traceback holds this frame: it must not hold the error in turn.
+            parts.clear()
 
     async def _carry_pushes(self, parts: Sequence[Part]) -> Sequence[Sequence[PushResult]]:
         tenant = parts[0].tenant
@@ -190,19 +192,19 @@ class Conveyor:
 
         async def attempt() -> list[PushResult]:
             nonlocal careful
-            ids = await self._ids.ensure(tenant, batch.names, deadline)
-            arrays = batch.lay_out(ids)
-            try:
-                async with self._db.turn(partitions):
-                    return await arrays.store(self._db, tenant, deadline, careful=careful)
-            except DuplicateMessage:
-                if careful:
+            while True:
+                ids = await self._ids.ensure(tenant, batch.names, deadline)
+                arrays = batch.lay_out(ids)
+                try:
+                    async with self._db.turn(partitions):
+                        return await arrays.store(self._db, tenant, deadline, careful=careful)
+                except DuplicateMessage:
+                    if careful:
+                        raise
+                    careful = True
+                except Stale:
+                    self._ids.forget(tenant, batch.names)
                     raise
-                careful = True
-                return await attempt()
-            except Stale:
-                self._ids.forget(tenant, batch.names)
-                raise
 
         # A lane is shared: it waits for a held row once, and not for long.
         again = repeat(self._db, tenant, items, deadline)

@@ -201,12 +201,13 @@ class Database:
                 STEP_RETRIES.labels(name, signal.sqlstate).inc()
                 if signal.sqlstate in LOST_RACES:
                     self._turns.lost(partitions)
-                failure: Exception = signal
+                # With its traceback it would hold this frame, and the frame holds it.
+                failure: Exception = signal.with_traceback(None)
             except Unavailable as error:
                 if doubt is None:
                     if repeat is None or not isinstance(error, AnswerLost):
                         raise
-                    doubt = error
+                    doubt = error.with_traceback(None)
                     deadline = min(deadline, clock() + DOUBT_SECONDS)
                 elif error is doubt:
                     raise
@@ -298,7 +299,9 @@ class Database:
                 return rows
         except Exception as error:
             in_flight = connection is not None
-            raise self._translate(error, function, in_flight=in_flight, changes=changes) from error
+            told = self._translate(error, function, in_flight=in_flight, changes=changes)
+            # The driver's frames may hold the error that holds them, and by this one the arguments.
+            raise told from error.with_traceback(None)
         finally:
             if connection is not None:
                 # One that cannot be released is closed by the pool; the call's outcome stands.

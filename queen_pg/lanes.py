@@ -98,6 +98,8 @@ class Load:
 
     def fail(self, batch: Sequence[Part], error: BaseException) -> None:
         """Give each part the error, and count it out."""
+        # Its traceback holds frames that hold the parts.
+        error.__traceback__ = None
         for part in batch:
             self.let_go(part)
             part.fail(error)

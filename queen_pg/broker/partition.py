@@ -172,6 +172,9 @@ class _Shared:
                 raise
             # It may be another's name that is refused.
             return await self._ask(tenant, names, deadline)
+        finally:
+            # An error's traceback holds this frame: it must not hold the error in turn.
+            del question
         return {name: ids[name] for name in names if name in ids}
 
     def _begin(self, tenant: int, deadline: float) -> _Question:
@@ -195,3 +198,4 @@ class _Shared:
         finally:
             if self._last.get(tenant) is question:
                 del self._last[tenant]
+            del question

@@ -260,14 +260,14 @@ async def _push_all(
 
     async def attempt() -> list[PushResult]:
         nonlocal careful
-        arrays = batch.lay_out(await resolve(db, tenant, batch.names, deadline))
-        try:
-            return await arrays.store(db, tenant, deadline, careful=careful)
-        except DuplicateMessage:
-            if careful:
-                raise
-            careful = True
-            return await attempt()
+        while True:
+            arrays = batch.lay_out(await resolve(db, tenant, batch.names, deadline))
+            try:
+                return await arrays.store(db, tenant, deadline, careful=careful)
+            except DuplicateMessage:
+                if careful:
+                    raise
+                careful = True
 
     return await db.retry("push", deadline, attempt, repeat=repeat(db, tenant, items, deadline))
 
