@@ -299,9 +299,10 @@ class Database:
                 return rows
         except Exception as error:
             in_flight = connection is not None
-            told = self._translate(error, function, in_flight=in_flight, changes=changes)
             # The driver's frames may hold the error that holds them, and by this one the arguments.
-            raise told from error.with_traceback(None)
+            raise self._translate(
+                error, function, in_flight=in_flight, changes=changes
+            ) from error.with_traceback(None)
         finally:
             if connection is not None:
                 # One that cannot be released is closed by the pool; the call's outcome stands.
