@@ -35,7 +35,8 @@ FLOOR_CLIENTS = (1, 2, 4)
 COMMIT_CLIENTS = 8
 # Partitions that shall be fought for.
 HOT = 100
-PUSHERS = {1: 64, 10: 16, 100: 8}
+# Connections of ours: which of them is best depends on the machine, as with the floor.
+PUSHERS = {1: (64,), 10: (16,), 100: (8, 16)}
 # Messages that wait, for each second, where pops and acks alone are measured: nobody may finish.
 POPPED = {1: 12_000, 100: 120_000}
 # The share of an offered rate from which on it counts as held.
@@ -54,13 +55,13 @@ def pushes(batch: int, *, spread: bool) -> Workload:
     def candidates(bench: Bench) -> list[Candidate]:
         shape = {"batch": batch, "spread": spread, "partitions": PARTITIONS}
         queue = bench.known()
+        several_of_ours = len(PUSHERS[batch]) > 1
         found = [
             Candidate(
-                OURS,
-                lambda: bench.us(
-                    {"kind": "push", "queue": queue, "clients": PUSHERS[batch]} | shape
-                ),
+                f"{OURS}, {several(clients, 'connection')}" if several_of_ours else OURS,
+                partial(bench.us, {"kind": "push", "queue": queue, "clients": clients} | shape),
             )
+            for clients in PUSHERS[batch]
         ]
         for clients in (COMMIT_CLIENTS,) if batch == 1 else FLOOR_CLIENTS:
             found.append(

@@ -29,6 +29,8 @@ from queen_pg.database import Database
 from queen_pg.errors import DuplicateMessage, Stale
 from queen_pg.lanes import PARTITIONS_MAX, Belt, Lanes, Part, overdue
 
+# A push to so many partitions is divided over two lanes.
+WIDE_PARTITIONS = 64
 # What a waiting item takes besides its payload, roughly.
 ITEM_BYTES = 200
 # A step that is under way ends at its deadline by itself, and then it is known what became of it.
@@ -78,7 +80,8 @@ class Conveyor:
         refused = batch.too_large()
         ids = await self._ids.ensure(tenant, batch.names, deadline)
         shares = self._divide(
-            (ids[name], places) for name, places in batch.groups() if places[0] not in refused
+            ((ids[name], places) for name, places in batch.groups() if places[0] not in refused),
+            wide=len(ids) >= WIDE_PARTITIONS,
         )
         answers = await self._send("push", tenant, "", items, shares, deadline)
         results: list[Any] = [None] * len(items)
@@ -125,12 +128,14 @@ class Conveyor:
         _fill(attempts, shares, answers)
         return attempts
 
-    def _divide(self, groups: Iterable[tuple[int, list[int]]]) -> list[_Share]:
+    def _divide(
+        self, groups: Iterable[tuple[int, list[int]]], *, wide: bool = False
+    ) -> list[_Share]:
         """Divide a call's partitions, each with the places of its items, into shares."""
         shares: list[_Share] = []
         current: dict[int, _Share] = {}
         for partition_id, places in groups:
-            lane = self._lanes.lane_of(partition_id)
+            lane = self._lanes.lane_of(partition_id, wide=wide)
             share = current.get(lane)
             if share is None or len(share.partitions) == self._lanes.partitions_max:
                 share = current[lane] = _Share(lane)

@@ -1,6 +1,8 @@
 """Lanes: one transaction of each kind at a time, and no two of a process on the same partition.
 
-Work on one partition always goes to the same lane. A step is not divided: it crosses the lanes,
+Work on one partition goes to the same lane, with one exception: a call over many partitions is
+divided over two, because the database takes longer for each of them than this process does, and
+would be waited for by one transaction at a time. A step is not divided: it crosses the lanes,
 which means that it waits until nobody is at any of its partitions and takes all of them at once.
 While it waits, what comes later for one of them stays behind it, and what a belt has passed over
 before goes first: whoever waits is waited for by the younger only, so nobody starves and no two
@@ -277,7 +279,6 @@ class _Lane:
                 finally:
                     self._traffic.busy -= partitions
                     self._freed(partitions)
-                    self.start()
                 # The others choose first what goes next.
                 await asyncio.sleep(0)
         finally:
@@ -379,8 +380,12 @@ class Lanes:
     def __init__(self, number: int, belts: Callable[[], Sequence[Belt]]) -> None:
         self.load = Load()
         self.partitions_max = PARTITIONS_MAX
+        self._number = number
         self._traffic = Traffic()
-        self._lanes = [_Lane(belts(), self.load, self._traffic, self._freed) for _ in range(number)]
+        # Behind each lane another one, for the other half of what is divided.
+        self._lanes = [
+            _Lane(belts(), self.load, self._traffic, self._freed) for _ in range(2 * number)
+        ]
 
     def limit(self, partitions_max: int) -> None:
         """Set how many partitions a transaction of a lane takes."""
@@ -388,9 +393,10 @@ class Lanes:
         for lane in self._lanes:
             lane.partitions_max = partitions_max
 
-    def lane_of(self, partition: int) -> int:
-        """Return the number of the lane that a partition belongs to."""
-        return partition % len(self._lanes)
+    def lane_of(self, partition: int, *, wide: bool = False) -> int:
+        """Return the number of the lane that a partition belongs to, maybe in a `wide` call."""
+        group, lane = divmod(partition, self._number)
+        return lane + self._number if wide and group % 2 else lane
 
     def put(self, lane: int, kind: str, part: Part) -> None:
         """Let a part wait in a lane for its turn."""
@@ -417,20 +423,27 @@ class Lanes:
             else:
                 self._traffic.wait_no_more(crossing)
             self._freed(crossing.partitions)
-            for lane in {self.lane_of(partition) for partition in crossing.partitions}:
-                self._lanes[lane].start()
 
     def _freed(self, partitions: Collection[int]) -> None:
-        """Let those steps go ahead that have waited for nothing but these partitions."""
+        """Let those steps and lanes go ahead that have waited for nothing but these partitions."""
         if waiting := self._traffic.waiting:
             for crossing in {waiting[each][0] for each in partitions if each in waiting}:
                 self._let_go_ahead(crossing)
+        for lane in self._lanes:
+            lane.start()
+
+    def _first(self, partition: int) -> float:
+        """Return since when the first part that was passed over waits for a partition."""
+        lane = self.lane_of(partition)
+        return min(
+            self._lanes[lane].first(partition), self._lanes[lane + self._number].first(partition)
+        )
 
     def _let_go_ahead(self, crossing: _Crossing) -> None:
         if not crossing.way.done() and all(
             partition not in self._traffic.busy
             and self._traffic.waiting[partition][0] is crossing
-            and self._lanes[self.lane_of(partition)].first(partition) > crossing.since
+            and self._first(partition) > crossing.since
             for partition in crossing.partitions
         ):
             self._traffic.wait_no_more(crossing)

@@ -98,18 +98,19 @@ class Works:
 
     def __init__(self, lanes: int = 1) -> None:
         self.lanes = Lanes(lanes, lambda: [Belt("push", self._carry), Belt("ack", self._carry)])
-        self.number = lanes
         self.present: Counter[int] = Counter()
         self.done: list[str] = []
         self._names: dict[int, str] = {}
         self._gates: dict[str, asyncio.Event] = {}
 
-    async def put(self, name: str, *partitions: int, kind: str = "push") -> asyncio.Future[None]:
+    async def put(
+        self, name: str, *partitions: int, kind: str = "push", wide: bool = False
+    ) -> asyncio.Future[None]:
         each = part(*partitions)
         each.since = asyncio.get_running_loop().time()
         self._names[id(each)] = name
         self.lanes.load.take_in([each])
-        self.lanes.put(partitions[0] % self.number, kind, each)
+        self.lanes.put(self.lanes.lane_of(partitions[0], wide=wide), kind, each)
         await settle()
         return each.answer
 
@@ -191,6 +192,42 @@ async def test_a_step_does_not_overtake_a_part_that_was_passed_over() -> None:
     assert works.done == ["first", "part", "step"]
 
 
+async def test_the_halves_of_a_wide_call_go_side_by_side() -> None:
+    works = Works()
+    even, odd = (2, 4), (3, 5)
+    halves = [
+        await works.put("even", *even, wide=True),
+        await works.put("odd", *odd, wide=True),
+    ]
+    assert {partition for partition, count in works.present.items() if count} == {*even, *odd}
+    await works.finish("odd")
+    await works.finish("even")
+    await asyncio.gather(*halves)
+
+
+async def test_a_step_does_not_overtake_half_of_a_wide_call_that_was_passed_over() -> None:
+    works = Works()
+    await works.cross("first", 3)
+    await works.put("half", 3, 5, wide=True)
+    for name in ("half", "step"):
+        await works.finish(name)
+    step = await works.cross("step", 3)
+    await works.finish("first")
+    await step
+    assert works.done == ["first", "half", "step"]
+
+
+async def test_half_of_a_wide_call_goes_on_when_the_other_lane_lets_go_of_its_partition() -> None:
+    works = Works()
+    await works.put("narrow", 3)
+    half = await works.put("half", 3, 5, wide=True)
+    await works.finish("half")
+    assert works.done == []
+    await works.finish("narrow")
+    await half
+    assert works.done == ["narrow", "half"]
+
+
 async def test_a_step_whose_time_is_over_says_so_and_lets_the_others_pass() -> None:
     works = Works()
     await works.put("first", 1)
@@ -241,7 +278,8 @@ async def test_nobody_waits_for_ever() -> None:
             waiting.append(await works.cross(name, *order.sample(range(9), order.randint(1, 4))))
         else:
             kind = order.choice(("push", "ack"))
-            waiting.append(await works.put(name, order.randrange(9), kind=kind))
+            wide = order.random() < 0.5
+            waiting.append(await works.put(name, order.randrange(9), kind=kind, wide=wide))
         if order.random() < 0.3:
             await works.finish(order.choice(names))
     for name in names:
