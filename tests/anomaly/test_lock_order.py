@@ -14,6 +14,7 @@ import asyncpg
 import msgspec
 import pytest
 
+from queen_pg import turns
 from queen_pg.broker import lock, timer_document, timer_fire
 from queen_pg.broker.ack import AckItem, ack
 from queen_pg.broker.partition import resolve
@@ -67,6 +68,12 @@ SWITCHES = "reason := queen._switched_off(_transaction.kv, _transaction.timers);
 KEYS_FIRST = "if random() < 0.5 then perform from queen.kv for update; end if;"
 
 NAMES = [f"entity-{number:02d}" for number in range(ROWS)]
+
+
+@pytest.fixture(autouse=True)
+def _nobody_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns keep steps that have met once from meeting again."""
+    monkeypatch.setattr(turns, "LOST_SECONDS", 0.0)
 
 
 class Field:
