@@ -23,6 +23,7 @@ from queen_pg import __version__, migrate
 from queen_pg.app import create_app, drain
 from queen_pg.config import Settings, without_password
 from queen_pg.embedded import EmbeddedError, EmbeddedServer
+from queen_pg.joined import JoiningProtocol
 from queen_pg.leader import require_leader
 from queen_pg.telemetry import configure_logging, logger
 
@@ -156,7 +157,7 @@ async def _work(settings: Settings, ready: Callable[[], None], stop: asyncio.Eve
             uvicorn.Config(
                 app,
                 interface="asgi3",
-                http="httptools",
+                http=JoiningProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

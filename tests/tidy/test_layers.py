@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "queen_pg"
 FLOORS = (
     {"client", "config", "errors", "frames", "telemetry"},
     {"limits", "sql"},
-    {"leader", "turns"},
+    {"joined", "leader", "turns"},
     {"database", "embedded", "lanes", "migrate"},
     {"broker"},
     {"waiting"},
@@ -48,7 +48,7 @@ LIBRARIES = {
         "listener",
     },
     "click": {"cli", "log"},
-    "uvicorn": {"serve"},
+    "uvicorn": {"serve", "joined"},
     "litestar": {"routes", "app"},
     "sqlalchemy": {"client", "migrate"},
 }
