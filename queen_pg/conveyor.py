@@ -29,8 +29,8 @@ from queen_pg.database import Database
 from queen_pg.errors import DuplicateMessage, Stale
 from queen_pg.lanes import PARTITIONS_MAX, Belt, Lanes, Part, overdue
 
-# A push to so many partitions is divided over two lanes.
-WIDE_PARTITIONS = 64
+# A push of so many messages is divided over two lanes.
+WIDE_MESSAGES = 64
 # What a waiting item takes besides its payload, roughly.
 ITEM_BYTES = 200
 # A step that is under way ends at its deadline by itself, and then it is known what became of it.
@@ -81,7 +81,7 @@ class Conveyor:
         ids = await self._ids.ensure(tenant, batch.names, deadline)
         shares = self._divide(
             ((ids[name], places) for name, places in batch.groups() if places[0] not in refused),
-            wide=len(ids) >= WIDE_PARTITIONS,
+            wide=len(items) >= WIDE_MESSAGES,
         )
         answers = await self._send("push", tenant, "", items, shares, deadline)
         results: list[Any] = [None] * len(items)

@@ -1,6 +1,6 @@
 """Lanes: one transaction of each kind at a time, and no two of a process on the same partition.
 
-Work on one partition goes to the same lane, with one exception: a call over many partitions is
+Work on one partition goes to the same lane, with one exception: a call with many messages is
 divided over two, because the database takes longer for each of them than this process does, and
 would be waited for by one transaction at a time. A step is not divided: it crosses the lanes,
 which means that it waits until nobody is at any of its partitions and takes all of them at once.
