@@ -292,8 +292,7 @@ as $$
 declare
     v_size integer := cardinality(_push_share.item_payload);
     v_held record;
-    v_hash bigint[];
-    v_differ boolean;
+    v_repeats boolean;
     v_now timestamptz;
     v_stamp timestamptz;
     v_before bigint;
@@ -315,11 +314,18 @@ begin
     v_now := queen.now();
 
     if _push_share.item_transaction_id is not null then
-        select array_agg(h.hash), count(h.hash) = count(distinct h.hash) into v_hash, v_differ
-        from (select hashtextextended(u.transaction_id, 0) as hash from unnest(_push_share.item_transaction_id) u (transaction_id)) h;
-        if not v_differ
-            or exists (select from queen.messages m
-                       where m.partition_id = v_held.id and hashtextextended(m.transaction_id, 0) = any(v_hash) and m.repeat = 0)
+        -- Each id by a subquery of its own: a search for all of them at once, planned while there was no message, would go on
+        -- to read the whole partition.
+        select count(s.hash) <> count(distinct s.hash) or count(s.stored) > 0 into v_repeats
+        from (
+            select h.hash,
+                   (select m.partition_id
+                    from queen.messages m
+                    where m.partition_id = v_held.id and hashtextextended(m.transaction_id, 0) = h.hash and m.repeat = 0) as stored
+            from (select hashtextextended(u.transaction_id, 0) as hash
+                  from unnest(_push_share.item_transaction_id) u (transaction_id)) h
+        ) s;
+        if v_repeats
         then
             return query
             select c.place, c.status, c.message_id, c.message_offset
