@@ -117,7 +117,8 @@ class Settings(
             ge=1,
             le=64,
             description="Transactions of each kind (pushes, acks, claims) that a worker process"
-            " runs side by side; whatever arrives meanwhile shares the next ones.",
+            " runs side by side; whatever arrives meanwhile shares the next ones. Pushes of many"
+            " messages run on twice as many.",
         ),
     ] = 1
     pg_pooler: Annotated[

@@ -325,8 +325,7 @@ begin
             from (select hashtextextended(u.transaction_id, 0) as hash
                   from unnest(_push_share.item_transaction_id) u (transaction_id)) h
         ) s;
-        if v_repeats
-        then
+        if v_repeats then
             return query
             select c.place, c.status, c.message_id, c.message_offset
             from queen._push_carefully(
