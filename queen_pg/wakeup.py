@@ -382,8 +382,9 @@ class Waiters:
             if not claims and not waiter.wait:
                 _answer(line, waiter, claims)
         beyond = standing[len(waiters) :]
-        if beyond and any(served.claims):
-            line.due = True
+        if any(served.claims) and not served.drained:
+            # There may be something for those who got nothing yet.
+            line.due = line.due or not all(waiter.answer.done() for waiter in standing)
         else:
             # They would find nothing where this round found nothing.
             for waiter in beyond:

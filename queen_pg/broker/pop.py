@@ -147,7 +147,8 @@ Group = Mapping[str, Any]
 class Served(msgspec.Struct):
     """A source's group as a round found it, and the claims of each demand, in order.
 
-    Without a group there is no conflation policy yet. `drained` says that nothing was left behind.
+    Without a group there is no conflation policy yet. `drained` says that nothing was left behind:
+    somebody got nothing, and neither a wrong hint nor a lost claim was to blame.
     """
 
     group: Group | None = None
@@ -204,7 +205,9 @@ async def serve(
         served.conflation = group["conflation"]
         served.seeding = group["seeding"]
         try:
-            if not places or not await _round(
+            if not places:
+                break
+            lost = await _round(
                 db,
                 source,
                 group,
@@ -215,8 +218,8 @@ async def serve(
                 deadline,
                 recent_seconds,
                 claimer,
-            ):
-                served.drained = not all(served.claims)
+            )
+            if not lost:
                 break
         except Stale:
             # The queue or the group was deleted since we looked.
@@ -263,21 +266,27 @@ async def hand(
         for append in appends
     ]
     grants = _share(candidates, demands, range(len(demands)), waiting, conflated=False)
-    # What a lease leaves behind comes with its ack; what is committed on delivery has none.
-    whole = all(
-        grant.end_offset == grant.candidate["end_offset"]
-        or not demands[grant.demand].commit_on_delivery
-        for grant in grants
-    )
     try:
         lost = await _take(db, group, demands, grants, served, deadline, claimer)
     except Stale:
         lost = True
     served.group = None if lost else group
-    served.drained = whole and not lost and len(grants) == len(appends)
+    served.drained = not lost and len(grants) == len(appends) and _whole(grants, demands)
     if deliveries is not None:
         _note(deliveries, source, demands, served)
     return served
+
+
+def _whole(grants: Sequence[_Grant], demands: Sequence[Demand]) -> bool:
+    """Whether nothing is left of what was granted that nobody will be told of.
+
+    What a lease leaves behind comes with its ack; what is committed on delivery has none.
+    """
+    return all(
+        grant.end_offset + 1 >= grant.candidate["next_offset"]
+        or not demands[grant.demand].commit_on_delivery
+        for grant in grants
+    )
 
 
 def _note(
@@ -387,13 +396,15 @@ async def _round(
     """Serve the demands at these places once; return whether another round may find more."""
     conflated: bool = group["conflation"]
 
-    async def find() -> list[asyncpg.Record]:
+    async def find() -> tuple[list[asyncpg.Record], bool]:
         chosen = [demands[place] for place in places]
         return await _find(db, source, group, chosen, conflated, deadline, recent_seconds)
 
-    candidates = await db.retry("find", deadline, find, on=(Conflict,))
+    candidates, everything = await db.retry("find", deadline, find, on=(Conflict,))
     grants = _share(candidates, demands, places, waiting, conflated)
-    return await _take(db, group, demands, grants, served, deadline, claimer)
+    lost = await _take(db, group, demands, grants, served, deadline, claimer)
+    served.drained = everything and not lost and not all(served.claims) and _whole(grants, demands)
+    return lost
 
 
 async def _take(
@@ -480,8 +491,11 @@ async def _find(
     conflated: bool,
     deadline: float,
     recent_seconds: float | None,
-) -> list[asyncpg.Record]:
-    """Return what may be claimed now; correct the hints that were wrong, seed what is new."""
+) -> tuple[list[asyncpg.Record], bool]:
+    """Return what may be claimed now; correct the hints that were wrong, seed what is new.
+
+    And whether that is everything, unless the demands are full before.
+    """
     seeding = group["seeding"] and source.partition is None
     for _ in range(LOOKS_MAX):
         if seeding:
@@ -499,16 +513,15 @@ async def _find(
             subscription_mode=demands[0].subscription.mode,
             subscription_from=demands[0].subscription.since,
             conflated=conflated,
-            message_max=sum(demand.batch for demand in demands),
-            partition_max=sum(demand.partitions or PARTITIONS_MAX for demand in demands),
-            demands=len(demands),
+            batch=[demand.batch for demand in demands],
+            width=[demand.partitions or PARTITIONS_MAX for demand in demands],
             recent_seconds=recent_seconds,
         )
         found = [row for row in rows if row["end_offset"] is not None]
         if source.partition is not None:
             if not found:
                 await _hold_place(db, source, group, demands, rows, deadline)
-            return found
+            return found, True
         wrong = [row for row in rows if row["end_offset"] is None]
         # The order in which steps lock them.
         wrong.sort(key=itemgetter("partition_id"))
@@ -525,8 +538,8 @@ async def _find(
             )
         # Right hints may stand behind the wrong ones.
         if found or not (wrong or seeding):
-            return found
-    return []
+            return found, not (wrong or seeding)
+    return [], False
 
 
 async def _hold_place(

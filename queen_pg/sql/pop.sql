@@ -121,10 +121,11 @@ comment on function queen._seed_ready(bigint, integer) is
 -- Proposals for a group: partitions with something to claim, longest ready first, each with the span of offsets
 -- that may be delivered now; and, with a null end_offset, partitions whose hint was wrong and the moment it
 -- should say. Given a partition, only that one is looked at, whatever the hints say. mode and from are
--- the request's: they count for a group that has no subscription (data-plane 4.8-2). A partition goes to one
--- demand alone, so there are as many proposals as demands, if that many partitions have something. With recent_seconds,
--- only those that became ready so recently are proposed: beside a reader that keeps an old snapshot, what lies further
--- back is mostly dead, cannot be removed, and would be walked over again.
+-- the request's: they count for a group that has no subscription (data-plane 4.8-2). Each call that asks, a demand, is
+-- one element of batch and width: at most so many messages from so many partitions. A partition goes to one
+-- demand alone, so what a demand cannot use of its last one is nobody's; there are proposals for all demands, if enough is
+-- ready. With recent_seconds, only those that became ready so recently are proposed: beside a reader that keeps an old
+-- snapshot, what lies further back is mostly dead, cannot be removed, and would be walked over again.
 create or replace function queen._candidates(
     queue_id bigint,
     group_id bigint,
@@ -132,9 +133,8 @@ create or replace function queen._candidates(
     subscription_mode text,
     subscription_from timestamptz,
     conflated boolean,
-    message_max integer,
-    partition_max integer,
-    demands integer default 1,
+    batch integer[],
+    width integer[],
     recent_seconds double precision default null
 ) returns table (
     partition_id bigint, partition_name text, cursor_exists boolean, committed_offset bigint,
@@ -154,6 +154,8 @@ declare
     v_row record;
     v_start bigint;
     v_tail bigint;
+    v_batch_max integer := (select max(b) from unnest(_candidates.batch) b);
+    v_demand integer := 1;
     v_messages bigint := 0;
     v_partitions integer := 0;
 begin
@@ -169,7 +171,8 @@ begin
                c.committed_offset, c.lease_id, c.lease_expires_at
         from queen._ready_partitions(_candidates.queue_id, _candidates.group_id, _candidates.partition,
                                      coalesce(v_now - make_interval(secs => _candidates.recent_seconds), '-infinity'), v_now,
-                                     greatest(least(_candidates.partition_max, _candidates.message_max), _candidates.demands) + 16) r
+                                     (select sum(least(u.batch, u.width)) + 16
+                                      from unnest(_candidates.batch, _candidates.width) u (batch, width))::integer) r
         -- One lookup by key for each, whatever the planner believes about sizes.
         cross join lateral (select p.* from queen.partitions p where p.id = r.partition_id offset 0) p
         left join lateral (
@@ -230,19 +233,23 @@ begin
             end_offset := v_tail - 1;
             v_messages := v_messages + 1;
         else
-            end_offset := least(v_tail - 1, v_start + _candidates.message_max - 1);
+            end_offset := least(v_tail - 1, v_start + v_batch_max - 1);
             v_messages := v_messages + end_offset - v_start + 1;
         end if;
         v_partitions := v_partitions + 1;
         ready_at := v_now;
         return next;
-        exit when v_messages >= _candidates.message_max and v_partitions >= _candidates.demands
-                  or v_partitions >= _candidates.partition_max;
+        if v_messages >= _candidates.batch[v_demand] or v_partitions >= _candidates.width[v_demand] then
+            v_demand := v_demand + 1;
+            v_messages := 0;
+            v_partitions := 0;
+            exit when v_demand > cardinality(_candidates.batch);
+        end if;
     end loop;
 end;
 $$;
 
-comment on function queen._candidates(bigint, bigint, text, text, timestamptz, boolean, integer, integer, integer, double precision) is
+comment on function queen._candidates(bigint, bigint, text, text, timestamptz, boolean, integer[], integer[], double precision) is
     'Spans that a group may claim now, longest ready first; with a null end_offset, hints to correct.';
 
 -- Whether somebody else is changing a row and has not committed, by the row's xmin and xmax. An upsert leaves its own

@@ -71,7 +71,8 @@ begin
         for v_row in
             select c.*
             from queen._candidates(_propose.queue_id, _propose.group_id, _propose.partition, _propose.subscription_mode,
-                                   _propose.subscription_from, _propose.conflated, _propose.message_max, _propose.partition_max) c
+                                   _propose.subscription_from, _propose.conflated, array[_propose.message_max],
+                                   array[_propose.partition_max]) c
         loop
             if v_row.end_offset is null then
                 v_wrong := true;
@@ -107,7 +108,8 @@ begin
             perform queen._rearm(_propose.group_id, array_agg(c.partition_id), array_agg(c.next_offset), array_agg(c.hinted_at),
                                  array_agg(c.ready_at), array_agg(c.lease_id))
             from queen._candidates(_propose.queue_id, _propose.group_id, null, _propose.subscription_mode,
-                                   _propose.subscription_from, _propose.conflated, _propose.message_max, _propose.partition_max) c
+                                   _propose.subscription_from, _propose.conflated, array[_propose.message_max],
+                                   array[_propose.partition_max]) c
             where c.end_offset is null;
         end if;
     end loop;

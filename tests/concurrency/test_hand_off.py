@@ -15,14 +15,13 @@ from queen_pg.broker.append import appends
 from queen_pg.broker.claim import Span
 from queen_pg.broker.pop import PopAnswer
 from queen_pg.broker.transaction import Transaction
-from tests.concurrency.test_waiters import SOON_SECONDS, parked, soon, wait
+from tests.concurrency.test_waiters import SEEDED, SOON_SECONDS, parked, soon, wait
 from tests.support.process import TENANT, Process, messages, offsets
 
 T = TypeVar("T")
 Known = Callable[..., Awaitable[None]]
 
 LOOK, CLAIM, READ, SUBSCRIPTION = "_candidates", "_claim", "_read_messages", "_subscription"
-SEEDED = "update queen.consumer_groups set seed_after = null, registered_xid = null"
 POLLS = {"_next_ready", "_claimable"}
 
 

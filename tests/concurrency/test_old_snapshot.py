@@ -8,14 +8,13 @@ import pytest
 import pytest_asyncio
 
 from queen_pg.wakeup import OVERLAP_SECONDS, POLL_SECONDS
-from tests.concurrency.test_waiters import parked, soon
+from tests.concurrency.test_waiters import SEEDED, parked, soon
 from tests.support.process import TENANT, Process, offsets
 
 DEAD = 200
-SEEDED = "update queen.consumer_groups set seed_after = null, registered_xid = null"
 LOOK = (
     "select from queen.consumer_groups g,"
-    " queen._candidates(g.queue_id, g.id, null, 'all', null, false, 100, 10, 1, $1)"
+    " queen._candidates(g.queue_id, g.id, null, 'all', null, false, array[100], array[10], $1)"
 )
 WALKED = "select pg_stat_get_xact_tuples_returned('queen.ready_group_id_ready_at_idx'::regclass)"
 

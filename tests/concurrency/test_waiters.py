@@ -19,6 +19,7 @@ LONG_MS = 30_000
 # Far from the end of a long pop, and from the beginning of the next poll but one.
 SOON_SECONDS = 8.0
 
+SEEDED = "update queen.consumer_groups set seed_after = null, registered_xid = null"
 LEASES = "select count(*) from queen.cursors where lease_id is not null"
 
 
@@ -57,6 +58,37 @@ async def test_pops_that_come_together_share_the_partitions_out(one: Process) ->
     answers = await asyncio.gather(*(one.pop("mail", batch=10) for _ in range(5)))
     assert [offsets(answer) for answer in answers] == [list(range(10))] * 5
     assert {answer.claims[0].partition for answer in answers} == set("abcde")
+
+
+async def test_what_one_pop_cannot_use_of_a_partition_is_made_up_for_to_the_next(
+    one: Process,
+) -> None:
+    """A partition goes to one pop: each of these takes one whole and a third of another."""
+    for number in range(6):
+        await one.push([one.item("mail", f"p{number}") for _ in range(3)])
+    answers = await asyncio.gather(*(one.pop("mail", batch=4, partitions=6) for _ in range(3)))
+    assert [sorted(len(claim.messages) for claim in answer.claims) for answer in answers] == [
+        [1, 3]
+    ] * 3
+
+
+async def test_what_stands_behind_wrong_hints_is_looked_for_at_once(
+    one: Process, session: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look that met wrong hints may have ended before it met the rest."""
+    monkeypatch.setattr("queen_pg.wakeup.POLL_SECONDS", 3600.0)
+    read = [one.item("mail", f"read {number}") for number in range(30)]
+    await one.push(read)
+    await one.ack(await one.pop("mail", batch=30, partitions=30))
+    await session.execute(SEEDED)
+    await one.push([one.item("mail", "first"), one.item("mail", "last")])
+    await session.execute(
+        "update queen.ready r set ready_at = queen.now() - interval '1 minute' * case"
+        " when p.name = 'first' then 3 when p.name = 'last' then 1 else 2 end"
+        " from queen.partitions p where p.id = r.partition_id"
+    )
+    answers = await soon(asyncio.gather(*(wait(one, "mail", batch=1) for _ in range(2))))
+    assert [answer.claims[0].partition for answer in answers] == ["first", "last"]
 
 
 async def test_waiters_are_served_oldest_first(one: Process) -> None:

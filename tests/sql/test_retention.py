@@ -128,7 +128,7 @@ async def test_removed_messages_are_gone_for_readers_and_stay_known_to_dedup(
     await conn.execute("select queen._seed_ready($1, 10)", group)
     [candidate] = await conn.fetch(
         "select * from queen._candidates((select id from queen.queues), $1, null, 'all', null,"
-        " false, 10, 10)",
+        " false, array[10], array[10])",
         group,
     )
     assert candidate["start_offset"] == row["keep_from"]
