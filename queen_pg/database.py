@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import msgspec
 
-from queen_pg import turns
+from queen_pg import plans, turns
 from queen_pg.config import Settings
 from queen_pg.errors import (
     AnswerLost,
@@ -113,6 +113,7 @@ class Database:
         self._turns = turns.Turns()
         self._doubted = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
+        self._planning: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Open both pools with a connection each; raise Unavailable if the server is not there."""
@@ -122,13 +123,17 @@ class Database:
             await self.close()
             raise translate(error, "start", in_flight=False) from error
         self._following = asyncio.create_task(self._follow(), name="leader")
+        if not self._settings.pg_pooler:
+            # The sessions behind a pooler are not ours.
+            self._planning = asyncio.create_task(self._plan(), name="plans")
 
     async def close(self) -> None:
         """Close every connection, waiting a moment for calls that are still running."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.wait([self._following])
-            self._following = None
+        for task in (self._following, self._planning):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        self._following = self._planning = None
         self._watch.close()
         if self._reign is not None:
             await self._reign.close()
@@ -273,6 +278,18 @@ class Database:
         _log.info("leader.followed", node=leader.name, epoch=leader.epoch)
         return True
 
+    async def _plan(self) -> None:
+        """Have other sessions whenever the tables have outgrown the plans of those there are."""
+        made = plans.Plans()
+        while (reign := self._reign) is not None:
+            # Where the database is away, all sessions will be new.
+            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                async with asyncio.timeout(CONNECT_SECONDS), reign.reads.acquire() as connection:
+                    sizes = await plans.sizes(connection)
+                if made.outgrown(sizes):
+                    await reign.renew()
+            await asyncio.sleep(plans.LOOK_SECONDS)
+
     async def _call(
         self,
         changes: bool,
@@ -371,6 +388,11 @@ class _Reign:
         except BaseException:
             self.terminate()
             raise
+
+    async def renew(self) -> None:
+        """Have each connection replaced before it is used again."""
+        for pool in (self.steps, self.reads):
+            await pool.expire_connections()
 
     async def close(self) -> None:
         """Close the pools, waiting a moment for calls that are still running."""

@@ -85,7 +85,7 @@ begin
             updated_at = v_now
         from unnest(_complete.partition_id, _complete.group_id, _complete.lease_id, _complete.first_offset, _complete.last_offset)
              with ordinality u (partition_id, group_id, lease_id, first_offset, last_offset, place)
-        where c.partition_id = u.partition_id and c.group_id = u.group_id
+        where c.partition_id = any(array[u.partition_id]) and c.group_id = u.group_id
           and c.lease_id = u.lease_id and c.lease_expires_at >= v_now and not c.lease_conflated
           and c.committed_offset < u.first_offset and c.batch_end_offset >= u.last_offset
         returning u.place, c.lease_id is null as released
@@ -126,9 +126,11 @@ as $$
     select coalesce(jsonb_agg(jsonb_build_object('queueId', q.id, 'groupId', g.id, 'offsets', coalesce(o.offsets, '[]'))
                               order by a.place), '[]')
     from jsonb_array_elements(_resolve_acks.acks) with ordinality a (ack, place)
-    left join queen.partitions p on p.id = (a.ack ->> 'partitionId')::bigint
-    left join queen.queues q on q.id = p.queue_id and q.tenant_id = _resolve_acks.tenant
-    left join queen.consumer_groups g on g.queue_id = q.id and g.name = a.ack ->> 'consumerGroup'
+    left join queen.partitions p on p.id = any(array[(a.ack ->> 'partitionId')::bigint])
+    left join lateral (
+        select q.id, q.tenant_id from queen.queues q where q.id = p.queue_id offset 0
+    ) q on q.tenant_id = _resolve_acks.tenant
+    left join queen.consumer_groups g on g.queue_id = any(array[q.id]) and g.name = a.ack ->> 'consumerGroup'
     left join lateral (
         select jsonb_agg(m.message_offset order by m.message_offset) as offsets
         from queen.messages m
@@ -349,8 +351,8 @@ begin
         from (select distinct (a.ack ->> 'partitionId')::bigint as partition_id, (r.fact ->> 'groupId')::bigint as group_id
               from jsonb_array_elements(_judge_acks.acks) with ordinality a (ack, place)
               join jsonb_array_elements(_judge_acks.resolved) with ordinality r (fact, place) using (place)) t
-        join queen.cursors c on c.partition_id = t.partition_id and c.group_id = t.group_id
-        order by c.partition_id, c.group_id
+        join queen.cursors c on c.partition_id = any(array[t.partition_id]) and c.group_id = t.group_id
+        order by t.partition_id, t.group_id
         for update of c
     loop
         cursors := cursors || v_cursor;
@@ -426,7 +428,7 @@ begin
             settled_from_offset = u.settled_from_offset, settled_to_offset = u.settled_to_offset,
             updated_at = _write_acks.moment
         from unnest(_write_acks.cursors) u
-        where c.partition_id = u.partition_id and c.group_id = u.group_id
+        where c.partition_id = any(array[u.partition_id]) and c.group_id = u.group_id
           and (c.committed_offset, c.lease_id, c.retry_count) is distinct from (u.committed_offset, u.lease_id, u.retry_count)
         returning c.*
     )
@@ -440,8 +442,9 @@ begin
            (f.filing ->> 'retryCount')::integer, _write_acks.moment
     from jsonb_array_elements(_write_acks.filings) f (filing)
     cross join lateral jsonb_array_elements_text(f.filing -> 'offsets') with ordinality o (message_offset, place)
-    join queen.messages m on m.partition_id = (f.filing ->> 'partitionId')::bigint and m.message_offset = o.message_offset::bigint
-    join queen.consumer_groups g on g.id = (f.filing ->> 'groupId')::bigint;
+    join queen.messages m
+        on m.partition_id = any(array[(f.filing ->> 'partitionId')::bigint]) and m.message_offset = o.message_offset::bigint
+    join queen.consumer_groups g on g.id = any(array[(f.filing ->> 'groupId')::bigint]);
 
     -- A cursor that still holds its lease keeps its hint: the lease's expiry.
     with hinted as (

@@ -20,8 +20,8 @@ begin
     for v_row in
         select c.partition_id, c.group_id, c.lease_expires_at, c.lease_id
         from unnest(_extend_lease.partition_id, _extend_lease.group_id) u (partition_id, group_id)
-        join queen.cursors c on c.partition_id = u.partition_id and c.group_id = u.group_id
-        order by c.partition_id, c.group_id
+        join queen.cursors c on c.partition_id = any(array[u.partition_id]) and c.group_id = u.group_id
+        order by u.partition_id, u.group_id
         for update of c
     loop
         v_now := coalesce(v_now, queen.now());
@@ -36,7 +36,7 @@ begin
     update queen.cursors c
     set lease_expires_at = u.expires_at, updated_at = v_now
     from unnest(v_partition_id, v_group_id, v_expires_at) u (partition_id, group_id, expires_at)
-    where c.partition_id = u.partition_id and c.group_id = u.group_id;
+    where c.partition_id = any(array[u.partition_id]) and c.group_id = u.group_id;
 
     insert into queen.ready (group_id, partition_id, ready_at, next_offset, lease_id)
     select u.group_id, u.partition_id, u.expires_at, 0, _extend_lease.lease_id
@@ -59,9 +59,9 @@ set enable_seqscan = off set enable_bitmapscan = off
 as $$
     select r.partition_id, r.group_id
     from queen.ready r
-    join queen.consumer_groups g on g.id = r.group_id
-    join queen.queues q on q.id = g.queue_id and q.tenant_id = _find_lease.tenant
-    where r.lease_id = _find_lease.lease_id
+    join queen.consumer_groups g on g.id = any(array[r.group_id])
+    cross join lateral (select q.tenant_id from queen.queues q where q.id = g.queue_id offset 0) q
+    where r.lease_id = _find_lease.lease_id and q.tenant_id = _find_lease.tenant
     order by r.partition_id, r.group_id;
 $$;
 
@@ -82,9 +82,9 @@ begin
     for v_cursor in
         select c.*
         from unnest(_return_lease.partition_id, _return_lease.group_id) u (partition_id, group_id)
-        join queen.cursors c on c.partition_id = u.partition_id and c.group_id = u.group_id
+        join queen.cursors c on c.partition_id = any(array[u.partition_id]) and c.group_id = u.group_id
         where c.lease_id = _return_lease.lease_id
-        order by c.partition_id, c.group_id
+        order by u.partition_id, u.group_id
         for update of c
     loop
         if v_cursor.lease_id = _return_lease.lease_id then

@@ -18,7 +18,8 @@ language sql stable as $$
         where m.partition_id = p.id
           and hashtextextended(m.transaction_id, 0) = hashtextextended(_find_message.transaction_id, 0)
           and m.transaction_id = _find_message.transaction_id
-        order by m.message_offset
+        -- A sum, which no index has: for the order of one, the partition would be walked through.
+        order by m.message_offset + 0
         limit 1
     ) m
     left join lateral (

@@ -11,8 +11,12 @@ language sql stable parallel safe as $$
     select g.place::integer, p.id
     from unnest(_resolve_partitions.group_queue, _resolve_partitions.group_partition)
          with ordinality g (queue, partition, place)
-    join queen.queues q on q.tenant_id = _resolve_partitions.tenant and q.name = g.queue
-    join queen.partitions p on p.queue_id = q.id and p.name = g.partition;
+    cross join lateral (
+        select q.id from queen.queues q where q.tenant_id = _resolve_partitions.tenant and q.name = g.queue offset 0
+    ) q
+    cross join lateral (
+        select p.id from queen.partitions p where p.queue_id = q.id and p.name = g.partition offset 0
+    ) p;
 $$;
 
 comment on function queen._resolve_partitions(integer, text[], text[]) is

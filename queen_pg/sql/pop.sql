@@ -19,7 +19,7 @@ language sql stable parallel safe as $$
     select q.id, greatest(q.delayed_processing_seconds, q.window_buffer_seconds) > 0, g.id, g.registered_at is not null, g.conflation,
            g.seed_after is not null or g.registered_xid is not null
     from queen.queues q
-    left join queen.consumer_groups g on g.queue_id = q.id and g.name = _subscription.consumer_group
+    left join queen.consumer_groups g on g.queue_id = any(array[q.id]) and g.name = _subscription.consumer_group
     where q.tenant_id = _subscription.tenant and q.name = _subscription.queue;
 $$;
 
@@ -287,7 +287,7 @@ begin
         return query
         select p.id, null::timestamptz, r.xmax is not null and queen._held(r.xmin, r.xmax), 1::bigint
         from queen.partitions p
-        left join queen.ready r on r.group_id = _ready_partitions.group_id and r.partition_id = p.id
+        left join queen.ready r on r.group_id = _ready_partitions.group_id and r.partition_id = any(array[p.id])
         where p.queue_id = _ready_partitions.queue_id and p.name = _ready_partitions.partition;
     else
         return query
@@ -405,11 +405,11 @@ begin
         from unnest(_claim.partition_id, _claim.group_id, _claim.cursor_exists, _claim.committed_offset, _claim.start_offset,
                     _claim.queue_id)
              with ordinality u (partition_id, group_id, cursor_exists, committed_offset, start_offset, queue_id, place)
-        join queen.cursors c on c.partition_id = u.partition_id and c.group_id = u.group_id
-        left join queen.queues q on q.id = u.queue_id
+        join queen.cursors c on c.partition_id = any(array[u.partition_id]) and c.group_id = u.group_id
+        left join queen.queues q on q.id = any(array[u.queue_id])
         where u.cursor_exists
           and (u.queue_id is null or greatest(q.delayed_processing_seconds, q.window_buffer_seconds) <= 0)
-        order by c.partition_id, c.group_id
+        order by u.place
         for update of c skip locked
     loop
         v_now := coalesce(v_now, queen.now());
@@ -429,9 +429,9 @@ begin
     for v_row in
         select u.place::integer as place
         from unnest(_claim.group_id, _claim.cursor_exists) with ordinality u (group_id, cursor_exists, place)
-        join queen.consumer_groups g on g.id = u.group_id
+        join queen.consumer_groups g on g.id = any(array[u.group_id])
         where not u.cursor_exists
-        order by g.id, u.place
+        order by u.group_id, u.place
         for key share of g
     loop
         v_places := v_places || v_row.place;
@@ -451,7 +451,7 @@ begin
         attempt_count = case when _claim.commit_on_delivery[u.place] then 0 else u.attempt end,
         updated_at = v_now
     from unnest(v_places, v_attempts) u (place, attempt)
-    where c.partition_id = _claim.partition_id[u.place] and c.group_id = _claim.group_id[u.place]
+    where c.partition_id = any(array[_claim.partition_id[u.place]]) and c.group_id = _claim.group_id[u.place]
       and _claim.cursor_exists[u.place];
 
     insert into queen.cursors (partition_id, group_id, committed_offset, lease_id, batch_start_offset, batch_end_offset,

@@ -55,9 +55,9 @@ begin
            + make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0)),
            v_moved.next_offset
     from queen.queues q
-    join queen.consumer_groups g on g.queue_id = q.id
+    join queen.consumer_groups g on g.queue_id = any(array[q.id])
     where q.id = v_moved.queue_id
-    order by g.id
+    order by g.id + 0
     on conflict (group_id, partition_id) do update
     set next_offset = excluded.next_offset,
         ready_at = case when ready.lease_id is null then least(ready.ready_at, excluded.ready_at) else ready.ready_at end;
@@ -124,7 +124,7 @@ begin
             last_append_at = case when u.size > 0 then greatest(v_now, p.last_append_at + interval '1 microsecond')
                                   else p.last_append_at end
         from unnest(_append.group_partition_id, _append.group_first, _append.group_size) with ordinality u (id, first, size, place)
-        where p.id = u.id
+        where p.id = any(array[u.id])
         returning u.place, u.first, u.size, p.queue_id, p.next_offset, p.last_append_at
     )
     select array_agg(m.queue_id order by m.place), array_agg(m.next_offset order by m.place),
@@ -168,7 +168,7 @@ begin
         from (select i.item_group, max(i.append) as append
               from unnest(_append.item_group, _append.item_append) i (item_group, append)
               group by i.item_group) u
-        where p.id = partition_id[u.item_group] and u.append > 0;
+        where p.id = any(array[partition_id[u.item_group]]) and u.append > 0;
     end if;
 
     -- The hints of the queues' consumer groups, written even where that changes nothing: an ack that has judged the
@@ -177,8 +177,8 @@ begin
            array_agg(make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0))) as delay
     into v_reader
     from (select distinct u.id from unnest(v_queue_id) u (id)) d
-    join queen.queues q on q.id = d.id
-    join queen.consumer_groups c on c.queue_id = q.id;
+    join queen.queues q on q.id = any(array[d.id])
+    join queen.consumer_groups c on c.queue_id = any(array[q.id]);
     if v_reader.group_id is not null then
         insert into queen.ready (group_id, partition_id, ready_at, next_offset)
         select r.group_id, u.id, least(u.stamp, v_now) + r.delay, u.next_offset
@@ -332,9 +332,9 @@ begin
     for v_row in
         select g.place::integer as place, q.dedup_window_seconds
         from unnest(_duplicates.group_partition_id) with ordinality g (id, place)
-        join queen.partitions p on p.id = g.id
-        join queen.queues q on q.id = p.queue_id
-        order by p.id
+        join queen.partitions p on p.id = any(array[g.id])
+        join queen.queues q on q.id = any(array[p.queue_id])
+        order by g.id
         for no key update of p
     loop
         v_windows[v_row.place] := greatest(v_row.dedup_window_seconds, 0);
@@ -379,7 +379,7 @@ language sql volatile as $$
                   where r.partition_id = m.partition_id
                     and hashtextextended(r.transaction_id, 0) = hashtextextended(m.transaction_id, 0))
     from unnest(_demote_repeats.partition_id, _demote_repeats.transaction_id) u (partition_id, transaction_id)
-    where m.partition_id = u.partition_id
+    where m.partition_id = any(array[u.partition_id])
       and hashtextextended(m.transaction_id, 0) = hashtextextended(u.transaction_id, 0)
       and m.repeat = 0;
 $$;

@@ -108,7 +108,7 @@ begin
         select p.id, make_interval(secs => q.dedup_window_seconds) as dedup_window
         into v_held
         from queen.partitions p
-        join queen.queues q on q.id = p.queue_id
+        join queen.queues q on q.id = any(array[p.queue_id])
         where p.queue_id = (select q.id from queen.queues q where q.tenant_id = _push_one.tenant and q.name = _push_one.queue)
           and p.name = _push_one.partition
         for no key update of p;
@@ -200,8 +200,8 @@ begin
         select u.place::integer as place, u.queue, u.partition, p.id,
                dense_rank() over (order by p.id, u.queue collate "C", u.partition collate "C")::integer as number
         from unnest(_arrange.item_queue, _arrange.item_partition) with ordinality u (queue, partition, place)
-        left join queen.queues q on q.tenant_id = _arrange.tenant and q.name = u.queue
-        left join queen.partitions p on p.queue_id = q.id and p.name = u.partition
+        left join queen.queues q on q.tenant_id = _arrange.tenant and q.name = any(array[u.queue])
+        left join queen.partitions p on p.queue_id = any(array[q.id]) and p.name = u.partition
     ), groups as (
         select distinct on (i.number) i.number, i.queue, i.partition, i.id from items i order by i.number
     )
@@ -304,7 +304,7 @@ begin
                make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0)) as hold
         into v_held
         from queen.partitions p
-        join queen.queues q on q.id = p.queue_id
+        join queen.queues q on q.id = any(array[p.queue_id])
         where p.queue_id = (select q.id from queen.queues q where q.tenant_id = _push_share.tenant and q.name = _push_share.queue)
           and p.name = _push_share.partition
         for no key update of p;
@@ -357,7 +357,7 @@ begin
     select g.id, v_held.id, least(v_stamp, v_now) + v_held.hold, v_before + v_size + 1
     from queen.consumer_groups g
     where g.queue_id = v_held.queue_id
-    order by g.id
+    order by g.id + 0
     on conflict (group_id, partition_id) do update
     set next_offset = excluded.next_offset,
         ready_at = case when ready.lease_id is null then least(ready.ready_at, excluded.ready_at) else ready.ready_at end;
@@ -456,7 +456,7 @@ begin
             set next_offset = p.next_offset + u.size,
                 last_append_at = greatest(v_now, p.last_append_at + interval '1 microsecond')
             from (select i.id, count(*) as size from unnest(v_item_id) i (id) group by i.id order by i.id) u
-            where p.id = u.id
+            where p.id = any(array[u.id])
             returning p.id, p.queue_id, p.next_offset, p.last_append_at
         )
         select array_agg(m.id), array_agg(m.queue_id), array_agg(m.next_offset), array_agg(m.last_append_at)
@@ -487,8 +487,8 @@ begin
            array_agg(make_interval(secs => greatest(q.delayed_processing_seconds, q.window_buffer_seconds, 0))) as hold
     into v_reader
     from (select distinct u.id from unnest(v_queue_id) u (id)) d
-    join queen.queues q on q.id = d.id
-    join queen.consumer_groups c on c.queue_id = q.id;
+    join queen.queues q on q.id = any(array[d.id])
+    join queen.consumer_groups c on c.queue_id = any(array[q.id]);
     if v_reader.group_id is not null then
         insert into queen.ready (group_id, partition_id, ready_at, next_offset)
         select r.group_id, u.id, least(u.stamp, v_now) + r.hold, u.next_offset

@@ -11,7 +11,7 @@ language sql volatile as $$
     set ready_at = u.ready_at, next_offset = u.next_offset, lease_id = u.lease_id
     from unnest(_rearm.partition_id, _rearm.next_offset, _rearm.hinted_at, _rearm.ready_at, _rearm.lease_id)
          u (partition_id, next_offset, hinted_at, ready_at, lease_id)
-    where r.group_id = _rearm.group_id and r.partition_id = u.partition_id
+    where r.group_id = _rearm.group_id and r.partition_id = any(array[u.partition_id])
       and r.next_offset <= u.next_offset and r.ready_at = u.hinted_at;
 $$;
 
@@ -33,8 +33,8 @@ language sql volatile as $$
         select g.id, w.id, queen.now(), w.next_offset
         from walked w
         join queen.consumer_groups g on g.id = _walk_ready.group_id
-        left join queen.ready r on r.group_id = g.id and r.partition_id = w.id
-        left join queen.cursors c on c.group_id = g.id and c.partition_id = w.id
+        left join queen.ready r on r.group_id = g.id and r.partition_id = any(array[w.id])
+        left join queen.cursors c on c.group_id = g.id and c.partition_id = any(array[w.id])
         where (w.next_offset > coalesce(r.next_offset, 0)
                -- A push that came before the seeding knows when its own messages may be claimed, not the older ones.
                or g.seed_after is not null and c.partition_id is null and r.ready_at > queen.now())
@@ -64,7 +64,7 @@ as $$
     select u.group_id, case when g.id is not null then extract(epoch from r.ready_at - c.moment) end
     from (select queen.now() as moment) c
     cross join unnest(_next_ready.group_id) u (group_id)
-    left join queen.consumer_groups g on g.id = u.group_id
+    left join queen.consumer_groups g on g.id = any(array[u.group_id])
     left join lateral (
         select r.ready_at
         from queen.ready r
@@ -89,10 +89,10 @@ as $$
     from (select queen.now() as moment) k
     cross join unnest(_claimable.tenant, _claimable.queue, _claimable.partition, _claimable.consumer_group, _claimable.group_id)
          with ordinality u (tenant, queue, partition, consumer_group, group_id, place)
-    left join queen.queues q on q.tenant_id = u.tenant and q.name = u.queue
-    left join queen.partitions p on p.queue_id = q.id and p.name = u.partition
-    left join queen.consumer_groups g on g.queue_id = q.id and g.name = u.consumer_group
-    left join queen.cursors c on c.partition_id = p.id and c.group_id = g.id
+    left join queen.queues q on q.tenant_id = u.tenant and q.name = any(array[u.queue])
+    left join queen.partitions p on p.queue_id = any(array[q.id]) and p.name = u.partition
+    left join queen.consumer_groups g on g.queue_id = any(array[q.id]) and g.name = u.consumer_group
+    left join queen.cursors c on c.partition_id = any(array[p.id]) and c.group_id = g.id
     where u.group_id is not null and g.id is distinct from u.group_id
        or p.next_offset > p.log_start_offset
           and case when c.partition_id is null

@@ -149,7 +149,7 @@ begin
     update queen.partitions p
     set log_start_offset = u.keep_from
     from unnest(_raise_log_start.partition_id, _raise_log_start.keep_from) u (partition_id, keep_from)
-    where p.id = u.partition_id and p.log_start_offset < u.keep_from and u.keep_from <= p.next_offset;
+    where p.id = any(array[u.partition_id]) and p.log_start_offset < u.keep_from and u.keep_from <= p.next_offset;
     get diagnostics v_raised = row_count;
     return v_raised;
 end;
@@ -170,7 +170,7 @@ begin
     with gone as materialized (
         select m.partition_id, m.message_offset
         from unnest(_forget_messages.partition_id, _forget_messages.forget_below) u (partition_id, forget_below)
-        join queen.partitions p on p.id = u.partition_id
+        join queen.partitions p on p.id = any(array[u.partition_id])
         cross join lateral (
             select m.partition_id, m.message_offset
             from queen.messages m
@@ -182,7 +182,7 @@ begin
     )
     delete from queen.messages m
     using gone g
-    where m.partition_id = g.partition_id and m.message_offset = g.message_offset;
+    where m.partition_id = any(array[g.partition_id]) and m.message_offset = g.message_offset;
     get diagnostics v_deleted = row_count;
     return v_deleted;
 end;
@@ -214,8 +214,8 @@ begin
 
     delete from queen.ready r
     using queen.partitions p
-    join queen.consumer_groups g on g.queue_id = p.queue_id
-    where p.id = any(v_ids) and r.group_id = g.id and r.partition_id = p.id;
+    join queen.consumer_groups g on g.queue_id = any(array[p.queue_id])
+    where p.id = any(v_ids) and r.group_id = any(array[g.id]) and r.partition_id = p.id;
     delete from queen.cursors c where c.partition_id = any(v_ids);
     delete from queen.partitions p where p.id = any(v_ids);
     return coalesce(cardinality(v_ids), 0);

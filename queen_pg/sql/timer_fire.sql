@@ -54,8 +54,8 @@ begin
             limit _timers_due.batch_max
         ) t
     ) d
-    left join queen.queues q on q.tenant_id = d.tenant_id and q.name = d.queue
-    left join queen.partitions p on p.queue_id = q.id and p.name = d.partition
+    left join queen.queues q on q.tenant_id = d.tenant_id and q.name = any(array[d.queue])
+    left join queen.partitions p on p.queue_id = any(array[q.id]) and p.name = d.partition
     where d.place = 1 or d.bytes <= 4 * 1024 * 1024
     order by d.place;
 
@@ -145,7 +145,7 @@ begin
             from unnest(_timers_fire.queue, _timers_fire.timer_key, _timers_fire.partition, _timers_fire.partition_id)
                  u (queue, timer_key, partition, partition_id)
             join queen.timers t
-                on t.tenant_id = _timers_fire.tenant and t.queue = u.queue and t.timer_key = u.timer_key
+                on t.tenant_id = _timers_fire.tenant and t.queue = any(array[u.queue]) and t.timer_key = u.timer_key
             for update of t skip locked
         )
         select h.*
@@ -180,7 +180,7 @@ begin
 
     delete from queen.timers t
     using unnest(v_queue, v_timer_key) u (queue, timer_key)
-    where t.tenant_id = _timers_fire.tenant and t.queue = u.queue and t.timer_key = u.timer_key;
+    where t.tenant_id = _timers_fire.tenant and t.queue = any(array[u.queue]) and t.timer_key = u.timer_key;
 
     return query
     select u.queue, u.partition, count(*)::integer

@@ -160,8 +160,8 @@ begin
                 from jsonb_array_elements(_transaction.acks) with ordinality a (ack, place)
                 join jsonb_array_elements(_transaction.resolved) with ordinality r (fact, place) using (place)
             ) t
-            join queen.cursors c on c.partition_id = t.partition_id and c.group_id = t.group_id
-            order by 1, 2
+            join queen.cursors c on c.partition_id = any(array[t.partition_id]) and c.group_id = t.group_id
+            order by t.partition_id, t.group_id
             for update of c) held;
     end if;
     v_judged := queen._judge_acks(_transaction.acks, _transaction.resolved, true);

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "queen_pg"
 FLOORS = (
     {"client", "config", "errors", "frames", "telemetry"},
     {"limits", "sql"},
-    {"joined", "leader", "turns"},
+    {"joined", "leader", "plans", "turns"},
     {"database", "embedded", "lanes", "migrate"},
     {"broker"},
     {"waiting"},
@@ -35,6 +35,7 @@ LIBRARIES = {
     "alembic": {"migrate"},
     "asyncpg": {
         "leader",
+        "plans",
         "turns",
         "log",
         "database",
