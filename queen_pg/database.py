@@ -279,15 +279,15 @@ class Database:
         return True
 
     async def _plan(self) -> None:
-        """Have other sessions whenever the tables have outgrown the plans of those there are."""
+        """Have sessions plan anew whenever the tables have outgrown their plans."""
         made = plans.Plans()
         while (reign := self._reign) is not None:
-            # Where the database is away, all sessions will be new.
+            # Where the database is away, all sessions will be new ones.
             with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
                 async with asyncio.timeout(CONNECT_SECONDS), reign.reads.acquire() as connection:
                     sizes = await plans.sizes(connection)
                 if made.outgrown(sizes):
-                    await reign.renew()
+                    reign.outgrown()
             await asyncio.sleep(plans.LOOK_SECONDS)
 
     async def _call(
@@ -298,14 +298,15 @@ class Database:
         deadline: float,
         arguments: dict[str, Any],
     ) -> list[asyncpg.Record]:
-        if self._reign is None:
+        reign = self._reign
+        if reign is None:
             raise Unavailable("retry", "the connection to the database is closed")
-        pool = self._reign.steps if changes else self._reign.reads
+        pool = reign.steps if changes else reign.reads
         text = self._text(function, tuple(arguments))
         connection = None
         try:
             async with asyncio.timeout_at(deadline):
-                connection = await pool.acquire()
+                connection = await reign.session(pool)
                 rows: list[asyncpg.Record]
                 with _Notices(connection) if changes else contextlib.nullcontext():
                     if not self._settings.pg_pooler:
@@ -322,9 +323,7 @@ class Database:
             ) from error.with_traceback(None)
         finally:
             if connection is not None:
-                # One that cannot be released is closed by the pool; the call's outcome stands.
-                with contextlib.suppress(Exception):
-                    await pool.release(connection, timeout=RELEASE_SECONDS)
+                await _release(pool, connection)
 
     def _translate(
         self, error: Exception, function: str, *, in_flight: bool, changes: bool = False
@@ -374,6 +373,9 @@ class _Reign:
         self._settings = settings
         self._on_doubt = on_doubt
         self._over = False
+        # By the process ids of their servers: those that are open, and those that have old plans.
+        self._sessions: set[int] = set()
+        self._early: set[int] = set()
 
     async def open(self) -> None:
         """Open the pools; those for steps and reads with a connection each."""
@@ -389,10 +391,21 @@ class _Reign:
             self.terminate()
             raise
 
-    async def renew(self) -> None:
-        """Have each connection replaced before it is used again."""
-        for pool in (self.steps, self.reads):
-            await pool.expire_connections()
+    def outgrown(self) -> None:
+        """Have each session plan anew before it is used again."""
+        self._early = set(self._sessions)
+
+    async def session(self, pool: asyncpg.Pool) -> asyncpg.Connection:
+        """Return a connection of a pool whose plans suit the tables."""
+        connection = await pool.acquire()
+        if self._early and (session := connection.get_server_pid()) in self._early:
+            self._early.remove(session)
+            try:
+                await connection.execute(plans.DISCARD)
+            except BaseException:
+                await _release(pool, connection)
+                raise
+        return connection
 
     async def close(self) -> None:
         """Close the pools, waiting a moment for calls that are still running."""
@@ -436,7 +449,19 @@ class _Reign:
             connection.terminate()
             self._on_doubt()
             raise NotLeading("this server does not lead")
+        self._sessions.add(connection.get_server_pid())
+        connection.add_termination_listener(self._ended)
         return connection
+
+    def _ended(self, connection: asyncpg.Connection) -> None:
+        self._sessions.discard(connection.get_server_pid())
+        self._early.discard(connection.get_server_pid())
+
+
+async def _release(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
+    # One that cannot be released is closed by the pool; the call's outcome stands.
+    with contextlib.suppress(Exception):
+        await pool.release(connection, timeout=RELEASE_SECONDS)
 
 
 class _Notices:

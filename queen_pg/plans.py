@@ -1,8 +1,9 @@
-"""Plans: sessions that planned for small tables give way to others when the tables have grown.
+"""Plans: sessions plan anew when the tables have outgrown what they were planned for.
 
 A session keeps the plans of its statements. What it planned while a table was empty may walk
 through all of it once it is full, and PostgreSQL thinks it over only when the table is analyzed,
-which autovacuum does after a minute. A new session plans by the size that a table has.
+which autovacuum does after a minute. To discard the plans is enough: the size that a table has is
+looked up with each.
 """
 
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ FACTOR = 4
 SMALL_BYTES = 8 * 8192
 
 SIZES = sql.read("reads/table_sizes")
+DISCARD = "discard plans"
 
 
 class Plans:
