@@ -200,8 +200,12 @@ begin
         select u.place::integer as place, u.queue, u.partition, p.id,
                dense_rank() over (order by p.id, u.queue collate "C", u.partition collate "C")::integer as number
         from unnest(_arrange.item_queue, _arrange.item_partition) with ordinality u (queue, partition, place)
-        left join queen.queues q on q.tenant_id = _arrange.tenant and q.name = any(array[u.queue])
-        left join queen.partitions p on p.queue_id = any(array[q.id]) and p.name = u.partition
+        left join lateral (
+            select q.id from queen.queues q where q.tenant_id = _arrange.tenant and q.name = u.queue offset 0
+        ) q on true
+        left join lateral (
+            select p.id from queen.partitions p where p.queue_id = q.id and p.name = u.partition offset 0
+        ) p on true
     ), groups as (
         select distinct on (i.number) i.number, i.queue, i.partition, i.id from items i order by i.number
     )

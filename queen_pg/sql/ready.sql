@@ -6,13 +6,18 @@
 create or replace function queen._rearm(
     group_id bigint, partition_id bigint[], next_offset bigint[], hinted_at timestamptz[], ready_at timestamptz[], lease_id uuid[]
 ) returns void
-language sql volatile as $$
+language sql volatile
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
     update queen.ready r
     set ready_at = u.ready_at, next_offset = u.next_offset, lease_id = u.lease_id
     from unnest(_rearm.partition_id, _rearm.next_offset, _rearm.hinted_at, _rearm.ready_at, _rearm.lease_id)
          u (partition_id, next_offset, hinted_at, ready_at, lease_id)
-    where r.group_id = _rearm.group_id and r.partition_id = any(array[u.partition_id])
-      and r.next_offset <= u.next_offset and r.ready_at = u.hinted_at;
+    -- Found by key first: a plan for a group of few hints would go on to walk through them for each.
+    cross join lateral (
+        select r.ctid from queen.ready r where r.group_id = _rearm.group_id and r.partition_id = u.partition_id offset 0
+    ) k
+    where r.ctid = k.ctid and r.next_offset <= u.next_offset and r.ready_at = u.hinted_at;
 $$;
 
 comment on function queen._rearm(bigint, bigint[], bigint[], timestamptz[], timestamptz[], uuid[]) is
@@ -33,8 +38,12 @@ language sql volatile as $$
         select g.id, w.id, queen.now(), w.next_offset
         from walked w
         join queen.consumer_groups g on g.id = _walk_ready.group_id
-        left join queen.ready r on r.group_id = g.id and r.partition_id = any(array[w.id])
-        left join queen.cursors c on c.group_id = g.id and c.partition_id = any(array[w.id])
+        left join lateral (
+            select r.next_offset, r.ready_at from queen.ready r where r.group_id = g.id and r.partition_id = w.id offset 0
+        ) r on true
+        left join lateral (
+            select c.partition_id from queen.cursors c where c.group_id = g.id and c.partition_id = w.id offset 0
+        ) c on true
         where (w.next_offset > coalesce(r.next_offset, 0)
                -- A push that came before the seeding knows when its own messages may be claimed, not the older ones.
                or g.seed_after is not null and c.partition_id is null and r.ready_at > queen.now())

@@ -103,7 +103,7 @@ declare
     v_group_partition_id bigint[] := '{}';
     v_queue text[] := '{}';
     v_partition text[] := '{}';
-    v_timer_key text[] := '{}';
+    v_place tid[] := '{}';
     v_item_group integer[] := '{}';
     v_message_id uuid[] := '{}';
     v_transaction_id text[] := '{}';
@@ -144,9 +144,12 @@ begin
             select t.*, u.partition as found_partition, u.partition_id
             from unnest(_timers_fire.queue, _timers_fire.timer_key, _timers_fire.partition, _timers_fire.partition_id)
                  u (queue, timer_key, partition, partition_id)
-            join queen.timers t
-                on t.tenant_id = _timers_fire.tenant and t.queue = any(array[u.queue]) and t.timer_key = u.timer_key
-            for update of t skip locked
+            cross join lateral (
+                select t.ctid as place, t.*
+                from queen.timers t
+                where t.tenant_id = _timers_fire.tenant and t.queue = u.queue and t.timer_key = u.timer_key
+                for update skip locked
+            ) t
         )
         select h.*
         from held h
@@ -162,7 +165,7 @@ begin
         end if;
         v_queue := v_queue || v_timer.queue;
         v_partition := v_partition || v_timer.partition;
-        v_timer_key := v_timer_key || v_timer.timer_key;
+        v_place := v_place || v_timer.place;
         v_item_group := v_item_group || v_groups;
         v_message_id := v_message_id || v_timer.message_id;
         v_transaction_id := v_transaction_id || v_timer.transaction_id;
@@ -178,9 +181,8 @@ begin
                      v_message_id, v_transaction_id, array_fill(null::uuid, array[cardinality(v_item_group)]),
                      v_producer_sub, v_payload, _timers_fire.careful) p;
 
-    delete from queen.timers t
-    using unnest(v_queue, v_timer_key) u (queue, timer_key)
-    where t.tenant_id = _timers_fire.tenant and t.queue = any(array[u.queue]) and t.timer_key = u.timer_key;
+    -- They are where they were locked.
+    delete from queen.timers t where t.ctid = any(v_place);
 
     return query
     select u.queue, u.partition, count(*)::integer

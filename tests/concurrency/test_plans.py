@@ -56,6 +56,20 @@ group by t.relname, t.seq_tup_read
 """
 
 
+async def read(session: asyncpg.Connection) -> dict[str, int]:
+    """Return how many rows and index entries of each table have been read."""
+    await session.execute("select pg_stat_force_next_flush()")
+    return dict(await session.fetch(READ))
+
+
+async def walked(session: asyncpg.Connection, before: dict[str, int]) -> dict[str, int]:
+    """Return what was read since then, once the sessions of the process have ended."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await session.fetch(SESSIONS):
+            await asyncio.sleep(0.05)
+    return {name: count - before[name] for name, count in (await read(session)).items()}
+
+
 async def every_call(one: Process) -> None:
     """Push, pop, ack and nack, several partitions at once and one alone, and commit steps."""
     await one.push([one.item("mail", partition) for partition in "abcabc"])
@@ -111,11 +125,23 @@ async def test_a_process_plans_anew_when_the_tables_have_grown(
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not reign._early:
                 await asyncio.sleep(0.01)
-        await session.execute("select pg_stat_force_next_flush()")
-        read = dict(await session.fetch(READ))
+        before = await read(session)
         await every_call(one)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while await session.fetch(SESSIONS):
-            await asyncio.sleep(0.05)
-    walked = {name: count - read[name] for name, count in await session.fetch(READ)}
-    assert {name: count for name, count in walked.items() if count > ROWS / 2} == {}
+    assert {name: n for name, n in (await walked(session, before)).items() if n > ROWS / 2} == {}
+
+
+async def test_a_group_that_no_plan_knows_of_is_seeded_by_key(
+    database: str, session: asyncpg.Connection
+) -> None:
+    async with Process(database) as one:
+        await every_call(one)
+        await session.execute(SEEDED)
+        await session.execute(GROWTH)
+        await session.execute("analyze")
+        before = await read(session)
+        for _ in range(10):
+            answer = await one.pop("mail", consumer_group="another", batch=64, partitions=64)
+            assert answer.claims
+            await one.ack(answer)
+    # Those that were entered before are not read with each round of the seeding.
+    assert (await walked(session, before))["ready"] < ROWS
