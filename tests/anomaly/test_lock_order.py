@@ -306,7 +306,7 @@ async def test_crosswise_steps_all_commit_and_none_is_deadlocked(
 @pytest.mark.parametrize(
     ("work", "function", "text", "instead"),
     [
-        (acks, "_judge_acks", "order by c.partition_id, c.group_id", "order by random()"),
+        (acks, "_judge_acks", "order by t.partition_id, t.group_id", "order by random()"),
         (
             leased_acks,
             "_complete",
@@ -326,8 +326,8 @@ async def test_crosswise_steps_all_commit_and_none_is_deadlocked(
             " _append.group_size) with ordinality r (id, first, size, place)"
             " order by random()) u",
         ),
-        (repeats, "_duplicates", "order by p.id", "order by random()"),
-        (gates, "_duplicates", "order by p.id", "order by random()"),
+        (repeats, "_duplicates", "order by g.id", "order by random()"),
+        (gates, "_duplicates", "order by g.id", "order by random()"),
         (keys, "_kv_in_order", "order by o.operation", "order by random(), o.operation"),
         (
             permits,
