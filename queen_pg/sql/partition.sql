@@ -1,6 +1,9 @@
 -- A partition is one entity's ordered stream. Its row hands out the offsets and is born with the first
 -- message pushed to it (push.sql). Names are resolved to ids before a step begins, since neither changes:
 -- a step that looked up a name would read index pages into which other steps insert new partitions.
+--
+-- Here and in every other file, rows are joined by key as `= any(array[u.id])` or in a subquery with `offset 0`: a plain
+-- equality may have been planned as a walk through the table, while that was empty (decision 13).
 
 create or replace function queen._resolve_partitions(
     tenant integer,

@@ -57,6 +57,7 @@ begin
     from queen.queues q
     join queen.consumer_groups g on g.queue_id = any(array[q.id])
     where q.id = v_moved.queue_id
+    -- A sum, which no index has: for the order of one, the groups of all queues would be read.
     order by g.id + 0
     on conflict (group_id, partition_id) do update
     set next_offset = excluded.next_offset,

@@ -361,6 +361,7 @@ begin
     select g.id, v_held.id, least(v_stamp, v_now) + v_held.hold, v_before + v_size + 1
     from queen.consumer_groups g
     where g.queue_id = v_held.queue_id
+    -- A sum, as in _append_one.
     order by g.id + 0
     on conflict (group_id, partition_id) do update
     set next_offset = excluded.next_offset,

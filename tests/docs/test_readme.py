@@ -31,13 +31,12 @@ def commands() -> list[str]:
     return [block for block in blocks if not block.startswith("make ")]
 
 
-def test_the_first_minute_works_as_written(embedded_broker: Broker, tmp_path: Path) -> None:
+def test_the_first_minute_works_as_written(embedded_broker: Broker) -> None:
     push_and_pop, step, by_sql = commands()
     again = step[step.index("curl ") :]
     script = "\nprintf '\\n----\\n'\n".join([push_and_pop, step, by_sql, again])
     for written, here in (
         ("localhost:6632", f"127.0.0.1:{embedded_broker.port}"),
-        ("/tmp/popped.json", str(tmp_path / "popped.json")),
         (".venv/bin/queen-pg", f"{sys.executable} -m queen_pg"),
     ):
         assert written in script
